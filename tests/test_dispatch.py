@@ -1,0 +1,145 @@
+"""What runs where on device neuron: launches, fallbacks by reason, the choice of kernel, LNC, and no host access."""
+
+import pytest
+import torch
+from conftest import requires_neuron
+from expecttest import assert_expected_inline
+from reference import assert_right
+
+import torch_neuron_scatter as tns
+from torch_neuron_scatter import dispatch, kernel_choice
+
+pytestmark = requires_neuron
+OP = torch.ops.neuron.scatter_add_
+
+
+def call(input, index, src, device="neuron", **options):
+    result = OP(input.to(device), 0, index.to(device), src.to(device), **options)
+    assert_right(result, input, index, src, alpha=options.get("alpha", 1))
+    return result
+
+
+def test_the_kernel_is_what_ran():
+    """One launch, nothing handed back to torch, no operator of the device fallen back to the CPU.
+
+    The stand-in's device memory is protected: host code that touched it would have ended this process.
+    """
+    import torch_neuronx
+
+    input, index, src = torch.zeros(9, 4, device="neuron"), torch.tensor([1, 1, 8]), torch.ones(3, 4, device="neuron")
+    index = index.to("neuron", torch.int32)
+    torch_neuronx.clear_op_tracking()
+    OP(input, 0, index, src)
+    assert tns.stats() == {"kernel": 1, "fallback": 0}
+    assert not torch_neuronx.get_fallback_ops()
+    assert input[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_the_check_of_what_ran_can_fail():
+    """The same assertions must notice a call that torch served."""
+    import torch_neuronx
+
+    input = torch.zeros(9, 4, device="neuron")
+    torch_neuronx.clear_op_tracking()
+    input.index_add_(0, torch.tensor([1], device="neuron"), torch.ones(1, 4, device="neuron"))
+    assert tns.stats()["kernel"] == 0
+    assert any("index_add" in name for name in torch_neuronx.get_fallback_ops())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.float64, torch.complex64], ids=str)
+def test_dtypes_no_kernel_takes_fall_back_and_are_counted(dtype):
+    input, src = torch.ones(4, 2, device="neuron").to(dtype), torch.ones(3, 2, device="neuron").to(dtype)
+    index = torch.tensor([0, 0, 3], device="neuron")
+    OP(input, 0, index, src)
+    expected = torch.ones(4, 2).to(dtype).index_add(0, index.cpu(), torch.ones(3, 2).to(dtype))
+    assert torch.equal(input.cpu(), expected)
+    assert tns.stats() == {"kernel": 0, "fallback": 1, "fallback:dtype": 1}
+
+
+def test_integers_beyond_float_stay_exact():
+    value = 2**62 + 1
+    input = torch.tensor([[value]], device="neuron")
+    OP(input, 0, torch.tensor([0, 0], device="neuron"), torch.tensor([[1], [1]], device="neuron"))
+    assert input.item() == value + 2
+
+
+def test_other_dims_fall_back_and_are_counted():
+    input = torch.zeros(2, 4, device="neuron")
+    OP(input, 1, torch.tensor([0, 0], device="neuron"), torch.ones(2, 2, device="neuron"))
+    assert input.cpu().tolist() == [[2, 0, 0, 0]] * 2
+    assert tns.stats() == {"kernel": 0, "fallback": 1, "fallback:dim": 1}
+
+
+def test_a_dim_behind_dimensions_of_size_one_is_dim_zero():
+    input = torch.zeros(1, 4, 2, device="neuron")
+    assert OP(input, 1, torch.tensor([3, 3], device="neuron"), torch.ones(1, 2, 2, device="neuron")) is input
+    assert input[0, :, 0].tolist() == [0, 0, 0, 2]
+    assert tns.stats() == {"kernel": 1, "fallback": 0}
+
+
+@pytest.mark.parametrize(
+    "lnc,columns,expected",
+    [
+        (None, 4, 2),
+        (None, 3, 1),
+        (1, 4, 1),
+        (2, 4, 2),
+        (2, 3, 1),
+        (2, 1, 1),
+    ],
+)
+def test_lnc_falls_to_one_where_it_does_not_divide_the_columns(monkeypatch, lnc, columns, expected):
+    monkeypatch.setenv(dispatch.LNC_VARIABLE, "2")
+    assert dispatch.launch_lnc(lnc, columns) == expected
+    monkeypatch.setenv(dispatch.LNC_VARIABLE, "1")
+    assert dispatch.launch_lnc(None, columns) == 1
+
+
+def test_a_wrong_lnc_configuration_is_named(monkeypatch):
+    monkeypatch.setenv(dispatch.LNC_VARIABLE, "four")
+    input = torch.zeros(4, 2, device="neuron")
+    with pytest.raises(ValueError) as caught:
+        OP(input, 0, torch.tensor([0], device="neuron"), torch.ones(1, 2, device="neuron"))
+    assert_expected_inline(str(caught.value), """NEURON_LOGICAL_NC_CONFIG is 'four'; accepted are 1 and 2""")
+    assert not input.cpu().any()
+
+
+def test_both_devices():
+    for name in ("neuron:0", "neuron:1"):
+        input = torch.zeros(4, 2, device=name)
+        OP(input, 0, torch.tensor([1, 1], device=name), torch.ones(2, 2, device=name))
+        assert input.device == torch.device(name) and input[1].tolist() == [2, 2]
+
+
+CALL = kernel_choice.Call(
+    rows=10, columns=4, dtype=torch.float32, src_dtype=torch.float32, has_alpha=False, unique_indices=False, lnc=1
+)
+
+
+def test_the_choice_of_kernel_can_be_overridden_and_is_explained(monkeypatch):
+    monkeypatch.delenv(kernel_choice.ENVIRONMENT_VARIABLE, raising=False)
+    assert kernel_choice.choose(CALL)[0].name == "tiled"
+    monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "tiled")
+    assert kernel_choice.choose(CALL)[0].name == "tiled"
+    monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "fastest")
+    with pytest.raises(ValueError) as caught:
+        kernel_choice.choose(CALL)
+    assert_expected_inline(
+        str(caught.value),
+        """TORCH_NEURON_SCATTER_KERNEL is 'fastest'; accepted are 'auto' and 'tiled', 'nkilib'""",
+    )
+    input = torch.zeros(4, 2, device="neuron")
+    with pytest.raises(ValueError):
+        OP(input, 0, torch.tensor([0], device="neuron"), torch.ones(1, 2, device="neuron"))
+    assert not input.cpu().any()
+
+
+def test_nki_librarys_kernel_absent(monkeypatch):
+    monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "nkilib")
+    kernel_choice._load_nkilib.cache_clear()
+    kernel, why = kernel_choice.choose(CALL)
+    assert kernel.name == "tiled"
+    assert_expected_inline(
+        why,
+        """right for repeated indices, non-finite values and every row number; nkilib was passed over: nki-library's scatter_add with unique_indices is not installed (Neuron SDK 2.33 or newer has it)""",  # noqa: E501
+    )

@@ -1,0 +1,12 @@
+"""The operators neuron::scatter_add_ and neuron::scatter_add.
+
+schema     their definition, and the library everything registers in
+checks     what every device refuses, before anything is written
+cpu, meta  their kernels for CPU and for shapes only; device neuron has its own in `torch_neuron_scatter.dispatch`
+autograd   gradients, forward mode, version counting
+vmap       torch.func batching rules
+
+Importing this package registers the operators and changes nothing else.
+"""
+
+from . import autograd, cpu, meta, vmap  # noqa: F401  (imported for what they register)

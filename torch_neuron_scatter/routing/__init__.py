@@ -1,0 +1,13 @@
+"""Routing: torch's own calls reach neuron::scatter_add_ with no edit to the user's model.
+
+scopes      which devices are routed now: enable, disable, routing, is_enabled
+methods     the six Python callables of torch that are patched while routing is on
+rows        which calls are row scatters, by shapes and strides alone
+aten_ops    kernels of device neuron that autograd and C++ call, overridden for as long as the process lives
+
+Data flows methods, aten_ops -> rows -> the operator. Importing this package patches nothing.
+"""
+
+from .scopes import disable, enable, is_enabled, routing
+
+__all__ = ["disable", "enable", "is_enabled", "routing"]
