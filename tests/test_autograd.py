@@ -178,17 +178,19 @@ def test_torch_func_transforms(device):
     def reference(s):
         return torch.index_add(input, 0, index, s, alpha=2)
 
-    tangent = torch.ones_like(src)
+    def twice(call):
+        return grad(lambda s: grad(lambda t: call(t).sin().sum())(s).sum())(src)
+
+    close = torch.testing.assert_close
+    tangent, cotangent = torch.ones_like(src), torch.ones(5, 3, device=device)
     for call in (out_of_place, on_a_fresh_buffer):
-        close = torch.testing.assert_close
-        close(grad(lambda s: call(s).sin().sum())(src), grad(lambda s: reference(s).sin().sum())(src))
-        close(jvp(call, (src,), (tangent,)), jvp(reference, (src,), (tangent,)))
-        cotangent = torch.ones(5, 3, device=device)
-        close(vjp(call, src)[1](cotangent), vjp(reference, src)[1](cotangent))
         close(
-            grad(lambda s: grad(lambda t: call(t).sin().sum())(s).sum())(src),
-            grad(lambda s: grad(lambda t: reference(t).sin().sum())(s).sum())(src),
+            grad(lambda s, call=call: call(s).sin().sum())(src),
+            grad(lambda s: reference(s).sin().sum())(src),
         )
+        close(jvp(call, (src,), (tangent,)), jvp(reference, (src,), (tangent,)))
+        close(vjp(call, src)[1](cotangent), vjp(reference, src)[1](cotangent))
+        close(twice(call), twice(reference))
     close(jacrev(out_of_place)(src), jacrev(reference)(src))
     close(jacfwd(out_of_place)(src), jacfwd(reference)(src))
     close(hessian(lambda s: out_of_place(s).sin().sum())(src), hessian(lambda s: reference(s).sin().sum())(src))

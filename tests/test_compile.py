@@ -111,7 +111,7 @@ class GraphModule(torch.nn.Module):
 
         scatter_add__default: "f32[4, 1]" = torch.ops.neuron.scatter_add_.default(l_input_, 0, l_index_, l_src_, alpha = 2);  l_index_ = l_src_ = scatter_add__default = None
         return (l_input_,)
-""",
+""",  # noqa: E501
     )
     assert_expected_inline(
         normalize_gm(backend.fw_graphs[0].print_readable(False)),
@@ -122,7 +122,7 @@ class <lambda>(torch.nn.Module):
         getitem_1: "f32[4, 1]" = auto_functionalized_v2[1];  auto_functionalized_v2 = None
         copy_: "f32[4, 1]" = torch.ops.aten.copy_.default(arg0_1, getitem_1);  arg0_1 = getitem_1 = None
         return (copy_,)
-""",
+""",  # noqa: E501
     )
 
 
@@ -133,7 +133,7 @@ def test_inductor_writes_no_copy_of_the_destination(function):
     """What the wrapper allocates, by size: only tensors that the function itself makes, never a second destination."""
     input, src = torch.randn(4, 3), torch.randn(6, 3)
     with tns.routing(devices=("cpu",)):
-        result, (code,) = run_and_get_code(torch.compile(function, fullgraph=True), input, INDEX, src)
+        _, (code,) = run_and_get_code(torch.compile(function, fullgraph=True), input, INDEX, src)
     body = code[code.index("def call(") :]
     body = body[: body.index("return (")]
     assert body.count("torch.ops.neuron.scatter_add_.default(") == 1

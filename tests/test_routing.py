@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -268,10 +270,10 @@ def test_recognition_reads_no_index_element():
 
 
 REASONS = {
-    "index_shape": lambda x: x.scatter_add_(0, torch.zeros(2, 3, dtype=torch.int64, device=x.device), torch.ones(2, 3, device=x.device)),
+    "index_shape": lambda x: x.scatter_add_(0, torch.zeros(2, 3, device=x.device).long(), torch.ones(2, 3, device=x.device)),
     "dtype": lambda x: x.long().index_add_(0, torch.tensor([0, 0], device=x.device), torch.ones(2, 3, device=x.device).long()),
     "dim": lambda x: x.index_add(1, torch.tensor([0, 0], device=x.device), torch.ones(4, 2, device=x.device)),
-    "out": lambda x: torch.index_add(x, 0, torch.tensor([0], device=x.device), torch.ones(1, 3, device=x.device), out=torch.empty_like(x)),
+    "out": lambda x: torch.index_add(x, 0, torch.tensor([0], device=x.device), torch.ones_like(x[:1]), out=torch.empty_like(x)),
 }  # fmt: skip
 
 
@@ -355,10 +357,10 @@ def test_pickle_deepcopy_and_default_device_while_routed(device):
         assert input[1].tolist() == [2, 2]
 
 
-def test_torch_function_helpers_still_know_the_methods():
+def test_documentation_of_the_methods_stays():
     with tns.routing():
-        assert torch.overrides.is_tensor_method_or_property(torch.Tensor.index_add)
         assert torch.Tensor.index_add_.__doc__ == torch._C.TensorBase.index_add_.__doc__
+        assert torch.index_add.__doc__
 
 
 def test_torch_jit_script_of_a_function_that_calls_index_add():
@@ -476,3 +478,31 @@ class TestEmbedding:
             module(torch.tensor([[0, 1, 1], [9, 9, 9]], device="neuron")).sum().backward()
         assert module.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0, 3]
         assert launches() == 1
+
+
+ENABLE_FIRST = """
+import torch, torch_neuron_scatter as tns
+tns.enable()
+x = torch.zeros(3, 2).index_add_(0, torch.tensor([1, 1]), torch.ones(2, 2))
+assert x[1, 0] == 2
+{load}
+print("fine")
+"""
+LOAD_LATER = """
+tns.stub.install()
+for routed in (True, False):
+    tns.reset_stats()
+    table = torch.zeros(4, 2, device="neuron", requires_grad=True)
+    torch.nn.functional.embedding(torch.tensor([3, 3], device="neuron"), table).sum().backward()
+    assert table.grad[:, 0].tolist() == [0, 0, 0, 2], table.grad
+    assert tns.stats()["kernel"] == routed
+    tns.disable()
+"""
+
+
+@pytest.mark.parametrize("load", ["", pytest.param(LOAD_LATER, marks=requires_neuron)], ids=["never", "later"])
+def test_enable_before_any_device_neuron_is_loaded(load):
+    run = subprocess.run(
+        [sys.executable, "-c", ENABLE_FIRST.format(load=load)], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0 and "fine" in run.stdout, run.stderr

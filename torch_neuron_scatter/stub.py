@@ -1,7 +1,8 @@
-"""stub.install(): the stand-ins of `torch_neuron_scatter_stub` in place of Neuron's packages, for machines without Trainium."""
+"""stub.install(): stand-ins in place of Neuron's packages, for machines without Trainium."""
 
 import importlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import pathlib
 import sys
@@ -52,15 +53,18 @@ def install():
         spec = importlib.util.find_spec(PACKAGE)
         if spec is None:
             raise RuntimeError(f"stub.install(): the package {PACKAGE} is not installed; {_how_to_get_it()}")
+        folder = pathlib.Path(next(iter(spec.submodule_search_locations)))
+        if not any((folder / "device" / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES):
+            raise RuntimeError(f"stub.install(): the stand-in's C++ device is not built; {_how_to_get_it()}")
         try:
             importlib.import_module(f"{PACKAGE}.device")
         except ImportError as error:
             raise RuntimeError(
-                f"stub.install(): the stand-in's C++ device is not built ({error}); {_how_to_get_it()}"
+                f"stub.install(): the stand-in's C++ device does not load ({error}); {_how_to_get_it()}"
             ) from error
         for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
             del sys.modules[name]
-        finder = _Finder(pathlib.Path(next(iter(spec.submodule_search_locations))))
+        finder = _Finder(folder)
         sys.meta_path.insert(0, finder)
         try:
             for name in NAMES:

@@ -1,15 +1,31 @@
-import contextlib
+"""Functional simulator of the NKI calls that kernels use: an independent reading of the NKI 0.6 and 0.7 documentation.
+
+launch    one launch: grid, seed, on-chip memory in use, and the one place every instruction passes through
+tensor    storage, NkiTensor and its views
+language  nki.language: dtypes, memory regions, loops, operators, allocation
+isa       nki.isa: the instructions, each with the limits its page documents
+
+What the documentation refuses raises `nki.isa.NkiValidationError` here (IndexError for an index out of range); where it is silent,
+the choice is the one that breaks wrong code soonest. Instructions run one after the other, in program order. Nothing here may be
+bent to what a kernel of this project needs.
+"""
+
 import inspect
-import os
-import threading
 
-import torch
+from . import isa, language, simulator
+from .language import NKIObject
+from .launch import run
 
-from . import isa, language
-from .language import NkiTensor, _state
+__version__ = "0.7.0+standin"
+__all__ = ["NKIObject", "isa", "jit", "language", "simulate", "simulator"]
 
 
 class Kernel:
+    """A kernel function; `kernel[lnc](...)` launches it on 1 or 2 logical NeuronCores, `kernel(...)` on one.
+
+    Tensors (torch on the CPU, or numpy) are HBM arguments that the kernel may write; everything else is a compile-time constant.
+    """
+
     def __init__(self, func, grid=None):
         self.func = func
         self.sign = inspect.signature(func)
@@ -18,42 +34,22 @@ class Kernel:
         self.__doc__ = func.__doc__
 
     def __getitem__(self, grid):
-        if isinstance(grid, tuple):
-            (grid,) = grid
-        return Kernel(self.func, grid)
+        grid = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+        if grid not in ((1,), (2,)):
+            raise isa.NkiValidationError(f"launch grid is {grid}; accepted are 1 and 2 (nki.jit)")
+        return Kernel(self.func, grid[0])
 
-    def __call__(self, *args, **kw):
-        b = self.sign.bind(*args, **kw)
-        b.apply_defaults()
-        lnc = self.grid or 1
-        outs = None
-        wrapped = {}
-        for k, v in b.arguments.items():
-            if isinstance(v, torch.Tensor):
-                wrapped[k] = NkiTensor._hbm(v)
-            else:
-                wrapped[k] = v
-        inv = {id(w): b.arguments[k] for k, w in wrapped.items() if isinstance(w, NkiTensor)}
-        for pid in range(lnc):
-            _state.pid = pid
-            _state.n = lnc
-            r = self.func(**wrapped)
-        return inv.get(id(r), r)
+    def __call__(self, *args, **kwargs):
+        bound = self.sign.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return run(self.func, bound.arguments, self.grid)
 
 
-def jit(fn=None, **kw):
-    if fn is None:
-        return lambda f: Kernel(f)
-    return Kernel(fn)
+def jit(fn=None, **kwargs):
+    """Make a function an NKI kernel (page nki.jit)."""
+    return Kernel if fn is None else Kernel(fn)
 
 
-class simulator:
-    @staticmethod
-    @contextlib.contextmanager
-    def seed(s):
-        old = _state.gen
-        _state.gen = torch.Generator().manual_seed(s)
-        try:
-            yield
-        finally:
-            _state.gen = old
+def simulate(kernel):
+    """The kernel itself: everything is simulated here (page nki.simulate)."""
+    return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

@@ -1,138 +1,179 @@
-import math
-import threading
+"""nki.language: dtypes, memory regions, tile sizes, operators, allocation, loops and the grid.
+
+Operators are tokens for the `op` arguments of instructions; the high-level math functions of the same names are not simulated.
+"""
 
 import torch
 
+from . import launch
+from .errors import check
+from .tensor import PARTITIONS, DynamicSlice, NkiTensor, VirtualRegister, allocate, scalar_value
 
-class _S(threading.local):
-    pid = 0
-    n = 1
+bool_, uint8, int8, uint16, int16, uint32, int32 = "bool_", "uint8", "int8", "uint16", "int16", "uint32", "int32"
+float16, bfloat16, float32 = "float16", "bfloat16", "float32"
 
-    def __init__(self):
-        self.gen = torch.Generator().manual_seed(0)
+sbuf, psum, hbm, private_hbm, shared_hbm = "sbuf", "psum", "private_hbm", "private_hbm", "shared_hbm"
 
 
-_state = _S()
-float32, bfloat16, float16, int32, int16, uint8 = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.int32,
-    torch.int16,
-    torch.uint8,
-)
-sbuf, psum, hbm, shared_hbm, private_hbm = "sbuf", "psum", "hbm", "shared_hbm", "private_hbm"
+class NKIObject:
+    """Base class for classes that kernels declare."""
 
 
 class tile_size:
-    pmax = 128
+    """Limits of the hardware, in elements and bytes (page nki.language.tile_size)."""
+
+    pmax = PARTITIONS
     psum_bank_fmax = 512
+    psum_bank_fmax_bytes = 2048
+    psum_num_banks = 8
+    gemm_stationary_fmax = 128
+    gemm_moving_fmax = 512
+    sbuf_fmax_bytes = launch.SBUF_BYTES
+    sbuf_fmax = launch.SBUF_BYTES // 4
 
 
-class Reg:
-    def __init__(s, v):
-        s._v = v
+class Operator:
+    """An ALU operator (table "Supported Math Operators by NKI ISA")."""
+
+    def __init__(self, name, function, kind="arithmetic", reduction=None, unary=False):
+        self.name, self.function, self.kind, self.reduction, self.unary = name, function, kind, reduction, unary
+
+    def __repr__(self):
+        return f"nl.{self.name}"
+
+    def __call__(self, *args, **kwargs):
+        raise NotImplementedError(f"nl.{self.name}() as a function is not simulated; use the nki.isa instruction")
 
 
-class NkiTensor:
-    def __init__(s, st, shape, strides, offset, dtype, buffer, base_shape=None, ind=None):
-        s.st, s.shape, s.strides, s.offset, s.dtype, s.buffer = st, tuple(shape), tuple(strides), offset, dtype, buffer
-        s.base_shape = tuple(base_shape or shape)
-        s.ind = ind
+def _compare(function):
+    return lambda x, y: function(x, y).to(torch.float32)
 
-    @staticmethod
-    def _hbm(t):
-        assert t.is_contiguous()
-        return NkiTensor(t.view(-1) if t.numel() else t.reshape(-1), t.shape, t.stride(), 0, t.dtype, "hbm")
 
-    def ap(s, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0, dtype=None):
-        off = s.offset if offset is None else offset
-        shape = [p[1] for p in pattern]
-        strides = [p[0] for p in pattern]
-        unit = math.prod(s.base_shape[indirect_dim + 1 :])
-        if scalar_offset is not None:
-            off += scalar_offset._v * unit
-        ind = None
-        if vector_offset is not None:
-            ind = (vector_offset.torch().reshape(-1), unit)
-        return NkiTensor(s.st, shape, strides, off, s.dtype, s.buffer, s.base_shape, ind)
+def _logical(function):
+    return lambda x, y: function(_as_tensor(x) != 0, _as_tensor(y) != 0).to(torch.float32)
 
-    def torch(s):
-        assert s.ind is None
-        if s.shape and s.offset + sum((n - 1) * st for n, st in zip(s.shape, s.strides)) >= s.st.numel():
-            raise IndexError("static oob")
-        return s.st.as_strided(s.shape, s.strides, s.st.storage_offset() + s.offset)
 
-    def view(s, dtype):
-        r = s.dtype.itemsize
-        assert dtype.itemsize == r
-        return NkiTensor(s.st.view(dtype), s.shape, s.strides, s.offset, dtype, s.buffer)
+def _as_tensor(value):
+    return value if isinstance(value, torch.Tensor) else torch.tensor(value)
 
-    def broadcast(s, dim, size):
-        assert s.shape[dim] == 1 and dim != 0
-        sh = list(s.shape)
-        sh[dim] = size
-        st = list(s.strides)
-        st[dim] = 0
-        return NkiTensor(s.st, sh, st, s.offset, s.dtype, s.buffer)
 
-    def __getitem__(s, key):
-        if not isinstance(key, tuple):
-            key = (key,)
-        sh, st, off = [], [], s.offset
-        for k, n, str_ in zip(key, s.shape, s.strides):
-            a, b, c = k.indices(n)
-            assert c == 1 and b > a
-            off += a * str_
-            sh.append(b - a)
-            st.append(str_)
-        return NkiTensor(s.st, sh, st, off, s.dtype, s.buffer)
+add = Operator("add", torch.add, reduction=lambda x: x.sum(-1))
+subtract = Operator("subtract", torch.sub, reduction=lambda x: x[..., 0] - x[..., 1:].sum(-1))
+multiply = Operator("multiply", torch.mul, reduction=lambda x: x.prod(-1))
+maximum = Operator("maximum", lambda x, y: torch.maximum(x, _as_tensor(y).to(x.dtype)), reduction=lambda x: x.amax(-1))
+minimum = Operator("minimum", lambda x, y: torch.minimum(x, _as_tensor(y).to(x.dtype)), reduction=lambda x: x.amin(-1))
+equal = Operator("equal", _compare(torch.eq))
+not_equal = Operator("not_equal", _compare(torch.ne))
+greater = Operator("greater", _compare(torch.gt))
+greater_equal = Operator("greater_equal", _compare(torch.ge))
+less = Operator("less", _compare(torch.lt))
+less_equal = Operator("less_equal", _compare(torch.le))
+logical_and = Operator("logical_and", _logical(torch.logical_and))
+logical_or = Operator("logical_or", _logical(torch.logical_or))
+logical_xor = Operator("logical_xor", _logical(torch.logical_xor))
+abs = Operator("abs", lambda x, _: x.abs(), unary=True)
+square = Operator("square", lambda x, _: x * x, unary=True)
+relu = Operator("relu", lambda x, _: x.relu(), unary=True)
+copy = Operator("copy", lambda x, _: x, unary=True)
+
+
+def _fold(function):
+    def reduce(x):
+        result = x[..., 0].clone()
+        for position in range(1, x.shape[-1]):
+            result = function(result, x[..., position])
+        return result
+
+    return reduce
+
+
+bitwise_and = Operator("bitwise_and", torch.bitwise_and, "bitvec", _fold(torch.bitwise_and))
+bitwise_or = Operator("bitwise_or", torch.bitwise_or, "bitvec", _fold(torch.bitwise_or))
+bitwise_xor = Operator("bitwise_xor", torch.bitwise_xor, "bitvec", _fold(torch.bitwise_xor))
+invert = Operator("invert", lambda x, _: torch.bitwise_not(x), "bitvec", unary=True)
+
+
+def is_hbm(buffer):
+    return buffer in (private_hbm, shared_hbm, "hbm")
+
+
+def is_sbuf(buffer):
+    return buffer == sbuf
+
+
+def is_psum(buffer):
+    return buffer == psum
+
+
+def is_on_chip(buffer):
+    return buffer in (sbuf, psum)
 
 
 def ndarray(shape, dtype, buffer=sbuf, name="", address=None):
-    n = math.prod(shape)
-    assert shape[0] <= 128 or "hbm" in buffer
-    t = torch.full((n,), float("nan"), dtype=dtype) if dtype.is_floating_point else torch.full((n,), 4, dtype=dtype)
-    st = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return NkiTensor(t, shape, st, 0, dtype, buffer)
+    """A tensor in fresh memory (page nki.language.ndarray); addresses are not simulated."""
+    check(
+        buffer in (sbuf, psum, private_hbm, shared_hbm),
+        f"ndarray: buffer is {buffer!r}; accepted are the memory regions",
+    )
+    check(address is None, "ndarray: address is given; the simulator allocates by itself")
+    return allocate(shape, dtype, buffer)
 
 
-def fori_loop(lo, hi, body, step=1):
-    for i in range(lo, hi, step):
-        body(Reg(i))
+def zeros(shape, dtype, buffer=sbuf, name=""):
+    tensor = ndarray(shape, dtype, buffer, name)
+    tensor.elements().zero_()
+    return tensor
+
+
+def ds(start, size):
+    return DynamicSlice(start, size)
+
+
+def static_range(start, stop=None, step=1):
+    """An unrolled loop: Python's range (page nki.language.static_range)."""
+    return range(start) if stop is None else range(start, stop, step)
+
+
+affine_range = sequential_range = static_range
+
+
+def dynamic_range(start, stop=None, step=1):
+    raise TypeError("dynamic_range belongs to the parser frontend; kernels are traced, use nl.fori_loop")
+
+
+def _bound(value):
+    return value if isinstance(value, int) else scalar_value(value)
+
+
+def fori_loop(lower, upper, body_fun, step=1):
+    """A hardware loop: body_fun gets a register (page nki.language.fori_loop)."""
+    check(
+        isinstance(step, int) and step >= 1, f"fori_loop: step is {step!r}; accepted is a compile-time positive integer"
+    )
+    for value in range(_bound(lower), _bound(upper), step):
+        body_fun(VirtualRegister(value, frozen=True))
+
+
+def while_loop(init, body_fun):
+    """Loops while the register that body_fun returns is not zero (page nki.language.while_loop)."""
+    register = init
+    while scalar_value(register) != 0:
+        register = body_fun(register)
 
 
 def program_id(axis=0):
-    return _state.pid
+    check(axis == 0, f"program_id: axis is {axis}; accepted is 0, a launch grid has one axis")
+    return launch.current().program
 
 
 def num_programs(axes=0):
-    return _state.n
+    check(axes == 0, f"num_programs: axes is {axes}; accepted is 0, a launch grid has one axis")
+    return launch.current().programs
 
 
-def _f(name, fn, bit=False):
-    def op(*a):
-        return fn(*a)
-
-    op.__name__ = name
-    op.bit = bit
-    globals()[name] = op
+def program_ndim():
+    return 1
 
 
-_f("add", torch.add)
-_f("subtract", torch.sub)
-_f("multiply", torch.mul)
-_f("maximum", torch.maximum)
-for n in ("equal", "not_equal", "less", "greater", "less_equal", "greater_equal"):
-    t = {
-        "equal": torch.eq,
-        "not_equal": torch.ne,
-        "less": torch.lt,
-        "greater": torch.gt,
-        "less_equal": torch.le,
-        "greater_equal": torch.ge,
-    }[n]
-    _f(n, (lambda t: lambda a, b: t(a, b).float())(t))
-_f("bitwise_and", torch.bitwise_and, True)
-_f("bitwise_or", torch.bitwise_or, True)
-_f("bitwise_xor", torch.bitwise_xor, True)
+__all__ = [name for name in dir() if not name.startswith("_")]
+_ = NkiTensor

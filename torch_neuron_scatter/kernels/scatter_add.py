@@ -15,8 +15,9 @@ Pseudo-code:
             input[index[leader]] = input[index[leader]] + total   gather, add, scatter of the leaders' rows only
 
 A 16-bit input that takes several tiles is accumulated in a float32 scratch instead and rounded once, see
-`_accumulate_in_float32`. Only leaders touch HBM, so no row is stored twice by one DMA and the order of its stores cannot matter. A matmul would turn one
-Inf or NaN into NaN for all 128 rows (0 * inf), so non-finite elements travel beside the finite ones as counts, see `_combine`.
+`_accumulate_in_float32`. Only leaders touch HBM, so no row is stored twice by one DMA and the order of its stores cannot
+matter. A matmul would turn one Inf or NaN into NaN for all 128 rows (0 * inf), so non-finite elements travel beside the finite
+ones as counts, see `_combine`.
 
 Sources: nki.isa and nki.language API pages of NKI 0.6 and 0.7; "NKI Access Patterns" for `.ap(scalar_offset, vector_offset)`.
 """

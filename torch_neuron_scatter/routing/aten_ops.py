@@ -19,7 +19,12 @@ def embedding_dense_backward(previous, keys, grad_output, indices, num_weights, 
     """Gradient of an embedding table [num_weights, D] from grad_output [..., D] and indices [...]."""
 
     def torchs():
-        return previous.call_boxed(keys, grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
+        if previous is not None:
+            return previous.call_boxed(keys, grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
+        on_cpu = torch.ops.aten.embedding_dense_backward.default(
+            grad_output.cpu(), indices.cpu(), num_weights, padding_idx, scale_grad_by_freq
+        )
+        return on_cpu.to(grad_output.device)
 
     if "neuron" not in ACTIVE.devices:
         return torchs()
@@ -54,7 +59,11 @@ def install():
         return
     library = torch.library.Library("aten", "IMPL")
     for name, function in OVERRIDES.items():
-        previous = torch.library.get_kernel(f"aten::{name}", DEVICE_KEY)
+        try:
+            previous = torch.library.get_kernel(f"aten::{name}", DEVICE_KEY)
+        except RuntimeError:
+            # No device neuron is loaded yet, so nothing is replaced; one may be loaded later.
+            previous = None
 
         def kernel(keys, *args, function=function, previous=previous):
             return function(previous, keys, *args)
