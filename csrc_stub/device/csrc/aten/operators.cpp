@@ -4,7 +4,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
@@ -53,7 +52,18 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::Sym
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size,
                           std::optional<at::MemoryFormat> memory_format) {
-  return at::native::resize_(self, C10_AS_INTARRAYREF_SLOW(size), memory_format);
+  // Not at::native::resize_, which copies the old elements with the host's memcpy.
+  const c10::DeviceGuard guard(self.device());
+  at::TensorImpl* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
+  if (memory_format && *memory_format != at::MemoryFormat::Preserve) {
+    impl->empty_tensor_restride(*memory_format);
+  }
+  const size_t needed = static_cast<size_t>(self.storage_offset() + self.numel()) * self.element_size();
+  if (needed > self.storage().nbytes()) {
+    resize_storage(self.storage(), needed);
+  }
+  return self;
 }
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
@@ -84,7 +94,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool /*non_b
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
-  at::native::resize_(dst, self.sizes(), std::nullopt);
+  resize_(dst, c10::fromIntArrayRefSlow(self.sizes()), std::nullopt);
   return copy_from(self, dst, false);
 }
 

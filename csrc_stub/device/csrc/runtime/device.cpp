@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <ATen/native/Resize.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pthread.h>
@@ -87,13 +86,7 @@ struct NeuronHooks final : at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void*) const override { return false; }
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::DeviceType::CPU); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
-    c10::DataPtr grown = allocator()->allocate(bytes);
-    const size_t kept = std::min(bytes, storage.nbytes());
-    if (kept > 0) {
-      allocator()->copy_data(grown.get(), storage.data(), kept);
-    }
-    storage.set_data_ptr_noswap(std::move(grown));
-    storage.unsafeGetStorageImpl()->set_nbytes(bytes);
+    resize_storage(storage, bytes);
   }
 };
 

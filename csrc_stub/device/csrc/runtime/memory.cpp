@@ -156,6 +156,16 @@ MemoryStats memory_stats(c10::DeviceIndex device) { return pool().stats(device);
 void reset_peak(c10::DeviceIndex device) { pool().reset_peak(device); }
 void empty_cache() { pool().empty_cache(); }
 
+void resize_storage(const c10::Storage& storage, size_t bytes) {
+  c10::DataPtr resized = neuron_allocator.allocate(bytes);
+  const size_t kept = std::min(bytes, storage.nbytes());
+  if (kept > 0) {
+    neuron_allocator.copy_data(resized.get(), storage.data(), kept);
+  }
+  storage.set_data_ptr_noswap(std::move(resized));
+  storage.unsafeGetStorageImpl()->set_nbytes(bytes);
+}
+
 Window::Window(const void* address) : block_(nullptr) {
   check_not_forked();
   if (address != nullptr) {

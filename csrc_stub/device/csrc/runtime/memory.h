@@ -6,6 +6,7 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +25,9 @@ c10::Allocator* allocator();
 MemoryStats memory_stats(c10::DeviceIndex device);
 void reset_peak(c10::DeviceIndex device);
 void empty_cache();
+
+// Gives a storage `bytes` bytes, keeping what it held.
+void resize_storage(const c10::Storage& storage, size_t bytes);
 
 // Keeps the block that holds `address` readable and writable; windows on one block nest and may be held by several
 // threads.
