@@ -1,5 +1,7 @@
 """What runs where on device neuron: launches, fallbacks by reason, the choice of kernel, LNC, and no host access."""
 
+import sys
+
 import pytest
 import torch
 from conftest import requires_neuron
@@ -143,3 +145,26 @@ def test_nki_librarys_kernel_absent(monkeypatch):
         why,
         """right for repeated indices, non-finite values and every row number; nkilib was passed over: nki-library's scatter_add with unique_indices is not installed (Neuron SDK 2.33 or newer has it)""",  # noqa: E501
     )
+
+
+def test_a_missing_or_placeholder_package_is_named_at_the_first_launch(monkeypatch):
+    from torch_neuron_scatter import neuron_packages
+
+    monkeypatch.setitem(sys.modules, "torch_neuronx", None)
+    monkeypatch.setattr(
+        neuron_packages,
+        "inspect_packages",
+        lambda: (
+            neuron_packages.Package("torch-neuronx", "torch_neuronx", "0.0.1", "placeholder"),
+            neuron_packages.Package("nki", "nki", None, "absent"),
+        ),
+    )
+    dispatch._caller.cache_clear()
+    input = torch.zeros(4, 2, device="neuron")
+    with pytest.raises(ImportError) as caught:
+        OP(input, 0, torch.tensor([0], device="neuron"), torch.ones(1, 2, device="neuron"))
+    assert_expected_inline(
+        str(caught.value),
+        """the kernel cannot be loaded: torch-neuronx is placeholder, nki is absent; accepted are the packages of the AWS Neuron package index, Neuron SDK 2.33 or newer""",  # noqa: E501
+    )
+    assert not input.cpu().any()

@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from . import kernel_choice, stats
+from . import kernel_choice, neuron_packages, stats
 from .ops.checks import LNC_VALUES, check_index_range, check_memory, check_operands, index_message
 from .ops.schema import LIBRARY
 
@@ -41,9 +41,18 @@ def launch_lnc(lnc, columns):
 
 @functools.cache
 def _caller(kernel):
-    from torch_neuronx import wrap_nki
+    try:
+        from torch_neuronx import wrap_nki
 
-    return wrap_nki(kernel.load())
+        return wrap_nki(kernel.load())
+    except ImportError as error:
+        missing = [
+            package for package in neuron_packages.inspect_packages()[:2] if package.state not in ("real", "stand-in")
+        ]
+        states = ", ".join(f"{package.name} is {package.state}" for package in missing) or str(error)
+        raise ImportError(
+            f"the kernel cannot be loaded: {states}; accepted are the packages of {neuron_packages.WHERE_FROM}"
+        ) from error
 
 
 def _kernel_index(index, rows):
