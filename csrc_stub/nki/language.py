@@ -7,7 +7,7 @@ import torch
 
 from . import launch
 from .errors import check
-from .tensor import PARTITIONS, DynamicSlice, NkiTensor, VirtualRegister, allocate, scalar_value
+from .tensor import PARTITIONS, DynamicSlice, NkiTensor, VirtualRegister, allocate, scalar_value  # noqa: F401
 
 bool_, uint8, int8, uint16, int16, uint32, int32 = "bool_", "uint8", "int8", "uint16", "int16", "uint32", "int32"
 float16, bfloat16, float32 = "float16", "bfloat16", "float32"
@@ -173,7 +173,3 @@ def num_programs(axes=0):
 
 def program_ndim():
     return 1
-
-
-__all__ = [name for name in dir() if not name.startswith("_")]
-_ = NkiTensor

@@ -4,10 +4,11 @@ scopes      which devices are routed now: enable, disable, routing, is_enabled
 methods     the six Python callables of torch that are patched while routing is on
 rows        which calls are row scatters, by shapes and strides alone
 aten_ops    kernels of device neuron that autograd and C++ call, overridden for as long as the process lives
+compiled    keeps code that torch.compile made true when routing changes
 
 Data flows methods, aten_ops -> rows -> the operator. Importing this package patches nothing.
 """
 
-from .scopes import disable, enable, is_enabled, routing
+from .scopes import device_loaded, disable, enable, is_enabled, routing
 
-__all__ = ["disable", "enable", "is_enabled", "routing"]
+__all__ = ["device_loaded", "disable", "enable", "is_enabled", "routing"]
