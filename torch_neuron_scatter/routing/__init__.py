@@ -9,6 +9,6 @@ compiled    keeps code that torch.compile made true when routing changes
 Data flows methods, aten_ops -> rows -> the operator. Importing this package patches nothing.
 """
 
-from .scopes import device_loaded, disable, enable, is_enabled, routing
+from .scopes import disable, enable, is_enabled, routing
 
-__all__ = ["device_loaded", "disable", "enable", "is_enabled", "routing"]
+__all__ = ["disable", "enable", "is_enabled", "routing"]

@@ -53,22 +53,31 @@ OVERRIDES = {("embedding_dense_backward", "PrivateUse1"): embedding_dense_backwa
 
 
 def _override(library, name, key, function):
-    previous = torch.library.get_kernel(f"aten::{name}", key)
+    try:
+        previous = torch.library.get_kernel(f"aten::{name}", key)
+    except RuntimeError:
+        # No device neuron is loaded yet, so nothing is replaced; one may be loaded later.
+        previous = None
+    operator = getattr(torch.ops.aten, name).default
+
+    def torchs(keys, *args):
+        if previous is not None:
+            return previous.call_boxed(keys, *args)
+        devices = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
+        return operator(*(arg.cpu() if isinstance(arg, torch.Tensor) else arg for arg in args)).to(devices[0])
 
     def kernel(keys, *args):
         if "neuron" not in ACTIVE.devices:
-            return previous.call_boxed(keys, *args)
-        return function(lambda *args: previous.call_boxed(keys, *args), *args)
+            return torchs(keys, *args)
+        return function(lambda *args: torchs(keys, *args), *args)
 
     library.impl(name, kernel, key, with_keyset=True)
 
 
 def install():
-    """Register the overrides, once a process and not before there is a device neuron to override kernels of."""
+    """Register the overrides, once a process."""
     global _library
-    if _library is not None or not all(
-        torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key) for name, key in OVERRIDES
-    ):
+    if _library is not None:
         return
     library = torch.library.Library("aten", "IMPL")
     for (name, key), function in OVERRIDES.items():

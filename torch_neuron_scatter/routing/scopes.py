@@ -69,12 +69,6 @@ def _switch(devices):
         _apply()
 
 
-def device_loaded():
-    """To be called by what loads device neuron: an enable() that came before it takes hold of the device's kernels now."""
-    with _lock:
-        _apply()
-
-
 def enable(devices=("neuron",)):
     """Route torch's calls on the given device types from now on.
 
