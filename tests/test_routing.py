@@ -736,3 +736,18 @@ def test_enable_before_any_device_neuron_is_loaded(load):
     )
     # Not the exit status: under load the stand-in has been seen to abort while the interpreter ends, after a backward.
     assert "fine" in run.stdout and "Traceback" not in run.stderr, run.stderr
+
+
+@pytest.mark.parametrize("name", ["index_add_", "scatter_add_"])
+def test_a_view_that_torch_refuses_is_refused_in_torchs_words_while_routed(device, name):
+    def text():
+        view = (torch.zeros(2, 4, 3, device=device, requires_grad=True) * 1).unbind(0)[0]
+        index, src = torch.tensor([0], device=device), torch.ones(1, 3, device=device)
+        with pytest.raises(RuntimeError) as caught:
+            getattr(view, name)(0, index if name == "index_add_" else index.unsqueeze(1).expand(-1, 3), src)
+        assert not view.detach().cpu().any()
+        return str(caught.value)
+
+    expected = text()
+    with tns.routing(devices=(device,)):
+        assert text() == expected

@@ -124,7 +124,8 @@ def _check_leaf(input):
         return
     if torch._C._autograd._get_creation_meta(input) != torch._C._autograd.CreationMeta.DEFAULT:
         # The words depend on how the view was made; a no-op in-place operator has torch say them.
-        input.index_add_(0, torch.empty(0, dtype=torch.int64, device=input.device), input.detach()[:0])
+        # The unpatched method: a routed one would come back here.
+        cpu.INDEX_ADD_(input, 0, torch.empty(0, dtype=torch.int64, device=input.device), input.detach()[:0])
     if input.requires_grad and input._base.is_leaf:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
 
