@@ -173,6 +173,24 @@ def test_arithmetic_on_integers_loses_what_float32_loses_and_gpsimd_does_not():
     assert out.tolist() == [[1, 1]]
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int16", "uint16"])
+def test_bit_patterns_reach_a_permuted_tile(dtype):
+    """A permuted tile cannot be flattened as a view; what is written must land in it all the same."""
+
+    def kernel(out):
+        tile, ones = sbuf((2, 3, 4), dtype), sbuf((2, 4, 3), dtype)
+        nisa.memset(dst=tile, value=1)
+        nisa.memset(dst=ones, value=1)
+        nisa.tensor_scalar(dst=tile.permute((0, 2, 1)), data=ones, op0=nl.bitwise_or, operand0=6)
+        nisa.dma_copy(dst=out[0:2], src=tile)
+        nisa.tensor_tensor(dst=tile.permute((0, 2, 1)), data1=ones, data2=ones, op=nl.bitwise_xor)
+        nisa.dma_copy(dst=out[2:4], src=tile)
+
+    out = torch.full((4, 3, 4), 9, dtype=getattr(torch, dtype))
+    launch(kernel, out)
+    assert out.view(-1).tolist() == [7] * 24 + [0] * 24
+
+
 def test_a_hardware_loop_reads_its_register_as_an_offset():
     def kernel(src, out):
         def body(row):

@@ -12,7 +12,7 @@ from .. import language as nl
 from ..errors import check
 from ..tensor import FLOATS, TORCH, NkiTensor
 from .enums import engine
-from .operands import as_float32, begin, bits, flat, in_buffers, same_layout, write
+from .operands import as_float32, begin, bits, flat, in_buffers, same_layout, write, write_bits
 
 ON_CHIP = ("sbuf", "psum")
 _engines = engine
@@ -97,12 +97,7 @@ def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
     check(isinstance(op, nl.Operator) and not op.unary, f"tensor_tensor: op is {op}; accepted are binary operators")
     if op.kind == "bitvec":
         _check_bitvec("tensor_tensor", dst, data1, data2)
-        dst_bits = op.function(bits(data1), bits(data2))
-        target = bits(dst) if dst.ndim == 2 else None
-        if target is None:
-            write("tensor_tensor", dst, dst_bits)
-        else:
-            target.copy_(dst_bits)
+        write_bits(dst, op.function(bits(data1), bits(data2)))
         return
     tiles = (dst, data1, data2)
     on_gpsimd = engine is not _engines.vector and all(tile.buffer == "sbuf" for tile in tiles)
@@ -195,7 +190,7 @@ def tensor_scalar(
     if op1 is not None:
         values = _step(op1, values, _operand("tensor_scalar", "operand1", operand1, data, op1), reverse1)
     if op0.kind == "bitvec":
-        bits(dst).copy_(values)
+        write_bits(dst, values)
     else:
         write("tensor_scalar", dst, values)
 
@@ -231,7 +226,7 @@ def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None):
     if op.kind == "bitvec":
         _check_bitvec("tensor_reduce", dst, data)
         check(not negate, "tensor_reduce: negate with a bitvec operator; accepted with arithmetic operators")
-        bits(dst).copy_(op.reduction(bits(data).reshape(*kept, -1)).reshape(dst.shape[0], -1))
+        write_bits(dst, op.reduction(bits(data).reshape(*kept, -1)))
         return
     values = op.reduction(data.elements().to(torch.float32).reshape(*kept, -1))
     write("tensor_reduce", dst, -values if negate else values)

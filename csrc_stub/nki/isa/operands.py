@@ -61,6 +61,20 @@ def bits(tile):
     return elements.view(SIGNED[elements.dtype]) if elements.dtype in SIGNED else elements
 
 
+def write_bits(dst, values):
+    """Store integers of dst's width as bit patterns, whatever the view's strides."""
+    target = dst.elements()
+    target = target.view(SIGNED[target.dtype]) if target.dtype in SIGNED else target
+    target.copy_(values.reshape(target.shape))
+    _mark_written(dst, by_matmul=False)
+
+
+def _mark_written(dst, by_matmul):
+    written = dst.storage.from_matmul
+    if written is not None:
+        written.as_strided(dst.shape, dst.strides, dst.offset).fill_(1 if by_matmul else 2)
+
+
 def write(name, dst, values, by_matmul=False):
     """Store float32 or equal-dtype values into dst, casting as engines do.
 
@@ -81,6 +95,4 @@ def write(name, dst, values, by_matmul=False):
             values = torch.where(values >= 2 ** (width - 1), values - 2**width, values).to(SIGNED[target.dtype])
             target = target.view(SIGNED[target.dtype])
     target.copy_(values)
-    written = dst.storage.from_matmul
-    if written is not None:
-        written.as_strided(dst.shape, dst.strides, dst.offset).fill_(1 if by_matmul else 2)
+    _mark_written(dst, by_matmul)
