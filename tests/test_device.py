@@ -4,11 +4,11 @@ import copy
 import io
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from conftest import requires_neuron
+from threads import run_in_threads
 
 pytestmark = requires_neuron
 
@@ -171,23 +171,12 @@ def test_fake_tensors_of_the_device():
 
 
 def test_several_threads_at_once():
-    failures = []
-
     def work(number):
-        try:
-            for _ in range(50):
-                x = torch.full((64,), float(number), device=f"neuron:{number % 2}")
-                y = (x + 1).sum().item()
-                assert y == 64 * (number + 1)
-        except Exception as error:
-            failures.append(error)
+        for _ in range(50):
+            x = torch.full((64,), float(number), device=f"neuron:{number % 2}")
+            assert (x + 1).sum().item() == 64 * (number + 1)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_in_threads(6, work)
 
 
 def test_a_forked_child_is_refused_with_the_way_out():

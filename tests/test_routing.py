@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import requires_neuron
 from reference import assert_right
+from threads import run_in_threads
 
 import torch_neuron_scatter as tns
 from torch_neuron_scatter.routing import rows
@@ -258,28 +259,16 @@ def test_other_patches_taken_away_before_ours():
 
 def test_threads_that_enter_and_leave_at_any_time(device):
     """Scopes of eight threads overlap in every way; each call is right, and the last one out leaves torch as it was."""
-    failures = []
     before = what_is_there()
-    start = threading.Barrier(8)
 
     def work(number):
-        try:
-            start.wait()
-            for turn in range(30):
-                with tns.routing(turn % 3 != 0, devices=(device,)):
-                    input = torch.zeros(4, 2, device=device)
-                    input.index_add_(0, torch.tensor([number % 4] * 2, device=device), torch.ones(2, 2, device=device))
-                    if input[number % 4, 0].item() != 2:
-                        failures.append((number, turn))
-        except Exception as error:
-            failures.append(error)
+        for turn in range(30):
+            with tns.routing(turn % 3 != 0, devices=(device,)):
+                input = torch.zeros(4, 2, device=device)
+                input.index_add_(0, torch.tensor([number % 4] * 2, device=device), torch.ones(2, 2, device=device))
+                assert input[number % 4, 0].item() == 2, (number, turn)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_in_threads(8, work)
     assert not tns.is_enabled()
     assert what_is_there() == before
 

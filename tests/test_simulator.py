@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import requires_neuron
 from expecttest import assert_expected_inline
+from threads import run_in_threads
 
 pytestmark = requires_neuron
 
@@ -343,25 +344,13 @@ def test_static_access_outside_a_tensor_is_refused(access):
 
 
 def test_two_launches_in_two_threads_do_not_share_state():
-    import threading
+    def work(number):
+        for _ in range(20):
+            input = torch.zeros(4, 1)
+            launch(scatter, input, torch.tensor([0, 1], dtype=torch.int32), torch.ones(2, 1))
+            assert input.flatten().tolist() == [1, 1, 0, 0]
 
-    failures = []
-
-    def work():
-        try:
-            for _ in range(20):
-                input = torch.zeros(4, 1)
-                launch(scatter, input, torch.tensor([0, 1], dtype=torch.int32), torch.ones(2, 1))
-                assert input.flatten().tolist() == [1, 1, 0, 0]
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_in_threads(4, work)
 
 
 def test_the_plain_kernel_loses_repeats():

@@ -10,7 +10,7 @@ import os
 import torch
 
 from . import kernel_choice, neuron_packages, stats
-from .ops.checks import LNC_VALUES, check_index_range, check_memory, check_operands, index_message
+from .ops.checks import LNC_VALUES, check_index_range, check_memory, check_operands
 from .ops.schema import LIBRARY
 
 DEVICE_KEY = "PrivateUse1"
@@ -64,11 +64,10 @@ def _kernel_index(index, rows):
 
 def _raise_for_index(name, index, rows, error):
     """Say which index the device refused; reading it is a copy to the host, paid only on the way out."""
-    values = index.reshape(-1).cpu()
-    bad = ((values < 0) | (values >= rows)).nonzero()
-    if bad.numel():
-        position = int(bad[0])
-        raise IndexError(index_message(name, int(values[position]), position, rows)) from error
+    try:
+        check_index_range(name, index.cpu(), rows)
+    except IndexError as refusal:
+        raise refusal from error
 
 
 def _launch(name, input, index, src, alpha, unique_indices, lnc):

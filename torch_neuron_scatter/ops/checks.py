@@ -102,26 +102,26 @@ def check_memory(name, input, index, src):
     return src.clone() if _may_overlap(input, src) else src
 
 
+def index_in_range(index, rows):
+    """Whether every index is in [0, rows); one pass over index, true for an empty one."""
+    if index.numel() == 0:
+        return True
+    low, high = torch.aminmax(index)
+    return low.item() >= 0 and high.item() < rows
+
+
 def check_index_range(name, index, rows):
     """Check 0 <= index < rows by reading index; for devices whose memory the host reads.
 
     Raises:
         IndexError: with the first offending value, its position and the valid range.
     """
-    if index.numel() == 0:
-        return
-    low, high = torch.aminmax(index)
-    if low >= 0 and high < rows:
+    if index_in_range(index, rows):
         return
     flat = index.reshape(-1)
     position = int(((flat < 0) | (flat >= rows)).nonzero()[0])
-    raise IndexError(index_message(name, int(flat[position]), position, rows))
-
-
-def index_message(name, value, position, rows):
-    """The one wording of an index out of range, whatever device found it."""
     accepted = f"0 <= index < {rows}" if rows else "no index at all, since input has no rows"
-    return f"{name}(): index[{position}] is {value}; accepted is {accepted}"
+    raise IndexError(f"{name}(): index[{position}] is {int(flat[position])}; accepted is {accepted}")
 
 
 def _byte_range(tensor):
@@ -136,15 +136,24 @@ def _may_overlap(first, second):
         return False
     if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr():
         return False
+    return _ranges_meet(first, second)
+
+
+def _ranges_meet(first, second):
     (first_start, first_end), (second_start, second_end) = _byte_range(first), _byte_range(second)
     return first_start < second_end and second_start < first_end
 
 
+def dense_and_intersecting(first, second):
+    """Whether two tensors of one storage are both dense, and so share elements where their byte ranges meet.
+
+    What at::get_overlap_status, by which torch refuses to write, can tell of two tensors.
+    """
+    return _is_dense(first) and _is_dense(second) and _ranges_meet(first, second)
+
+
 def _certainly_overlap(first, second):
-    dense = torch._debug_has_internal_overlap(first) == 0 and torch._debug_has_internal_overlap(second) == 0
-    return _may_overlap(first, second) and (
-        (dense and _is_dense(first) and _is_dense(second)) or _same_view(first, second)
-    )
+    return _may_overlap(first, second) and (dense_and_intersecting(first, second) or _same_view(first, second))
 
 
 def _same_view(first, second):
@@ -157,5 +166,7 @@ def _same_view(first, second):
 
 def _is_dense(tensor):
     """Whether the elements fill their byte range, so that intersecting ranges mean shared elements."""
+    if tensor.numel() == 0 or torch._debug_has_internal_overlap(tensor) != 0:
+        return False
     start, end = _byte_range(tensor)
     return end - start == tensor.numel() * tensor.element_size()

@@ -6,7 +6,7 @@ index check before the first write, and src narrower than input.
 
 import torch
 
-from .checks import check_index_range, check_memory, check_operands
+from .checks import check_index_range, check_memory, check_operands, index_in_range
 from .schema import LIBRARY
 
 # Bytes of the widened copy of src held at once where src is narrower than input; small enough to stay in a core's cache.
@@ -51,8 +51,7 @@ def _may_go_to_torch(input, dim, index, lnc):
         return False
     if index.dtype not in (torch.int32, torch.int64):
         return False
-    low, high = torch.aminmax(index)
-    return low.item() >= 0 and high.item() < input.shape[dim]
+    return index_in_range(index, input.shape[dim])
 
 
 def scatter_add(input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):

@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .. import kernel_choice
+from ..ops.checks import dense_and_intersecting
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -118,15 +119,6 @@ def scatter_add(input, dim, index, src, alpha=1):
     return Plan(dim, index, src, alpha, None if sizes == tuple(input.shape) else sizes)
 
 
-def _bytes(tensor):
-    """First byte and one past the last byte of the tensor's elements in its storage; None where they leave gaps."""
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    if tensor.numel() == 0 or span != tensor.numel() or torch._debug_has_internal_overlap(tensor) != 0:
-        return None
-    start = tensor.storage_offset() * tensor.element_size()
-    return start, start + span * tensor.element_size()
-
-
 def overlap(input, *operands):
     """Whether torch refuses to write into `input` for the memory it shares with itself or an operand.
 
@@ -134,9 +126,4 @@ def overlap(input, *operands):
     """
     if torch._debug_has_internal_overlap(input) == 1:
         return True
-    for operand in operands:
-        if torch._C._is_alias_of(input, operand):
-            destination, source = _bytes(input), _bytes(operand)
-            if destination and source and destination[0] < source[1] and source[0] < destination[1]:
-                return True
-    return False
+    return any(torch._C._is_alias_of(input, operand) and dense_and_intersecting(input, operand) for operand in operands)
