@@ -2,7 +2,7 @@
 #
 # Every target first brings the virtual environment up to date. The stamp file stands for a finished set-up; it is made
 # anew when a requirement, a build file or a C++ source is newer, or when a compiler has come or gone since. With a compiler,
-# a C++ stand-in that does not build is an error; without one it is left out.
+# a C++ part that does not build is an error; without one they are left out.
 # To change from outside: PYTHON (the interpreter that makes the environment), VENV (its folder), PIP_ARGS (passed to
 # every `pip install`), CXX (the C++ compiler), PYTEST_ARGS (passed to pytest).
 
@@ -19,7 +19,7 @@ export CXX
 endif
 
 BIN := $(VENV)/bin
-CXX_SOURCES := $(shell find csrc_stub -name '*.cpp' -o -name '*.h')
+CXX_SOURCES := $(shell find csrc csrc_stub -name '*.cpp' -o -name '*.h')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_ARGS)
 STAND_IN_LINE = $(BIN)/python -c 'import torch_neuron_scatter.report as report; print(report.stand_in_line())'
 COMPILER := $(shell command -v $(firstword $(CXX)))
@@ -34,7 +34,7 @@ $(STAMP): requirements-dev.txt setup.py pyproject.toml $(CXX_SOURCES)
 	@echo "Setting up $(VENV): torch and the tools of requirements-dev.txt, then this package (minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -r requirements-dev.txt
-	PATH="$(abspath $(BIN)):$$PATH" TORCH_NEURON_SCATTER_STUB=$(if $(COMPILER),1,0) $(PIP) --quiet --no-build-isolation --no-deps --editable .
+	PATH="$(abspath $(BIN)):$$PATH" TORCH_NEURON_SCATTER_CPP=$(if $(COMPILER),1,0) $(PIP) --quiet --no-build-isolation --no-deps --editable .
 	@$(STAND_IN_LINE)
 	@rm -f $(VENV)/.ready-*
 	@touch $@
@@ -63,4 +63,4 @@ format: $(STAMP)
 clean:
 	rm -rf $(VENV) build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	find csrc_stub -name '*.so' -delete
+	find torch_neuron_scatter csrc_stub -name '*.so' -delete

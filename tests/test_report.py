@@ -162,6 +162,7 @@ class TestText(expecttest.TestCase):
                     package("neuronx-cc", "neuronxcc", "2.33.1", "real"),
                     package("nki-library", "nkilib", None, "absent"),
                 ),
+                cpu="through Python",
                 device="absent",
                 kernels=(("  indices may repeat", "tiled: right"),),
                 routing="off",
@@ -183,6 +184,7 @@ torch-neuronx         1.0 (an empty placeholder from PyPI, not the real package)
 nki                   0.6.0 (real, but older than Neuron SDK 2.33)
 neuronx-cc            2.33.1 (real)
 nki-library           absent
+cpu                   through Python
 device neuron         absent
 routing               off
 LNC                   2
