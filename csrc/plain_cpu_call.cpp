@@ -57,8 +57,10 @@ bool is_plain(c10::DispatchKeySet keys, c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& index = arguments[INDEX].toTensor();
   const at::Tensor& src = arguments[SRC].toTensor();
   for (const at::Tensor* tensor : {&input, &index, &src}) {
+    if (!tensor->defined()) return false;
     if (!tensor->device().is_cpu() || tensor->layout() != at::kStrided) return false;
   }
+  if (input.is_inference() || input.is_alias_of(src) || input.is_alias_of(index)) return false;
   if (src.scalar_type() != input.scalar_type()) return false;
   if (index.scalar_type() != at::kLong && index.scalar_type() != at::kInt) return false;
   if (c10::AutogradState::get_tls_state().get_grad_mode() && (input.requires_grad() || src.requires_grad()))

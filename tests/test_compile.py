@@ -144,6 +144,75 @@ def test_inductor_writes_no_copy_of_the_destination(function):
     assert sum(line.strip().startswith("cpp_fused") for line in body.splitlines()) == kernels
 
 
+def with_a_copy_of_its_own_rows(input, index, src):
+    doubled = input * 2
+    return OPS.scatter_add_(doubled, 0, index[:2], doubled[:2].clone())
+
+
+def with_a_copy_of_the_graph_inputs_rows(input, index, src):
+    return OPS.scatter_add_(input, 0, index[:2], input.clone()[:2])
+
+
+def with_indices_copied_from_itself(input, index, src):
+    table = (input * 0).long()
+    return OPS.scatter_add_(table[:, 0], 0, table[:2, 0].clone(), table[:2, 1].clone() + 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "function",
+    [with_a_copy_of_its_own_rows, with_a_copy_of_the_graph_inputs_rows, with_indices_copied_from_itself],
+    ids=lambda f: f.__name__,
+)
+def test_an_operand_cloned_from_the_destination_keeps_its_values(backend, function):
+    input, src = torch.arange(8.0).reshape(4, 2), torch.ones(6, 2)
+    expected = function(input.clone(), INDEX, src)
+    assert torch.equal(torch.compile(function, backend=backend, fullgraph=True)(input, INDEX, src), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("destination_needs_gradient", [False, True])
+def test_gradients_flow_through_a_graph_input_that_was_written(backend, destination_needs_gradient):
+    """The loss is of the destination itself, outside the graph that wrote it."""
+
+    def write(input, index, src):
+        OPS.scatter_add_(input, 0, index, src)
+        return input * 2
+
+    def gradients(write):
+        leaf = torch.arange(8.0).reshape(4, 2).requires_grad_(destination_needs_gradient)
+        src = torch.ones(6, 2, requires_grad=True)
+        input = leaf * 3
+        doubled = write(input, INDEX, src)
+        (doubled.sum() + (input**2).sum()).backward()
+        return src.grad, leaf.grad if destination_needs_gradient else torch.zeros(0), input.detach()
+
+    expected = gradients(write)
+    got = gradients(torch.compile(write, backend=backend, fullgraph=True))
+    assert all(torch.equal(mine, eager) for mine, eager in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torch_func_transforms_inside_a_graph(backend):
+    index, input, src = INDEX, torch.randn(4, 3), torch.randn(6, 3)
+
+    def call(op, src):
+        return op(input, 0, index, src).sin()
+
+    def transforms(op):
+        def function(src):
+            gradient = torch.func.grad(lambda src: call(op, src).sum())(src)
+            _, tangent = torch.func.jvp(lambda src: call(op, src), (src,), (torch.ones_like(src),))
+            batched = torch.func.vmap(lambda src: call(op, src))(torch.stack([src, src * 2]))
+            return gradient, tangent, batched
+
+        return function
+
+    got = torch.compile(transforms(OPS.scatter_add), backend=backend, fullgraph=True)(src)
+    for mine, torchs in zip(got, transforms(torch.index_add)(src), strict=True):
+        torch.testing.assert_close(mine, torchs)
+
+
 def test_routing_taken_away_after_compiling():
     compiled = torch.compile(routed_index_add_, backend="inductor", fullgraph=True)
     expected = torch.zeros(4, 1).index_add_(0, INDEX, torch.ones(6, 1), alpha=2)

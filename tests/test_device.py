@@ -201,3 +201,14 @@ def test_a_child_forked_before_the_first_use_may_use_the_device():
         "os.waitpid(pid, 0)"
     )
     assert run(code).stdout.strip() == "2.0"
+
+
+def test_a_fallback_writes_into_a_strided_view_where_it_is():
+    memory = torch.zeros(8, dtype=torch.int64, device="neuron")
+    view = memory[1:7:3]
+    view.index_add_(0, torch.tensor([0, 1], device="neuron"), torch.tensor([5, 7], device="neuron"))
+    assert view.stride() == (3,)
+    assert memory.tolist() == [0, 5, 0, 0, 7, 0, 0, 0]
+    square = torch.zeros(3, 4, device="neuron")
+    square.t().add_(torch.arange(12.0, device="neuron").reshape(4, 3))
+    assert square.t().cpu().flatten().tolist() == list(range(12))

@@ -217,3 +217,67 @@ def test_the_module_refuses_lnc_when_it_is_made():
     assert_expected_inline(
         str(caught.value), """ScatterAdd: lnc is 4; accepted are 1, 2 or None (what the runtime is configured for)"""
     )
+
+
+@pytest.mark.parametrize("argument", ["input", "index", "src"])
+@pytest.mark.parametrize("op", [tns.scatter_add_, tns.scatter_add], ids=lambda op: op.__name__)
+def test_none_for_a_tensor(device, op, argument):
+    operands = {"input": torch.zeros(4, 3), "index": torch.tensor([0]), "src": torch.ones(1, 3)}
+    operands = {name: None if name == argument else tensor.to(device) for name, tensor in operands.items()}
+    with pytest.raises(TypeError) as caught:
+        op(**operands)
+    assert str(caught.value) == f"{op.__name__}(): {argument} is None; accepted is a tensor"
+
+
+@pytest.mark.parametrize("options", [{}, {"src_dtype": torch.bfloat16}, {"src_requires_grad": True}], ids=str)
+def test_an_inference_tensor_outside_inference_mode(device, options):
+    with torch.inference_mode():
+        input = torch.zeros(4, 3, device=device)
+    src = torch.ones(1, 3, dtype=options.get("src_dtype", torch.float32), device=device)
+    src.requires_grad_(options.get("src_requires_grad", False))
+    with pytest.raises(RuntimeError, match="input is an inference tensor"):
+        OP(input, 0, torch.tensor([0], device=device), src)
+    assert not input.cpu().any()
+
+
+def test_a_refused_call_counts_no_version(device):
+    leaf = torch.zeros(2, 2, device=device, requires_grad=True)
+    exponential = leaf.exp()
+    for src in (torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bfloat16)):
+        with pytest.raises(IndexError):
+            OP(exponential.detach(), 0, torch.tensor([9], device=device), src.to(device))
+    exponential.sum().backward()
+    assert leaf.grad.cpu().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alpha"), [(torch.float32, 1e300), (torch.bfloat16, 1e300), (torch.float16, 1e6), (torch.float32, 2j)]
+)
+def test_an_alpha_that_the_dtype_cannot_hold(device, dtype, alpha):
+    refused(device, input=torch.zeros(4, 3, dtype=dtype), src=torch.ones(2, 3, dtype=dtype), alpha=alpha)
+
+
+def test_an_alpha_that_float32_cannot_hold_is_named_on_device_neuron(neuron):
+    assert_expected_inline(
+        refused(neuron, alpha=1e300),
+        """RuntimeError: scatter_add_(): alpha is 1e+300; accepted for an input of torch.float32 are numbers up to 3.4028234663852886e+38""",  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [(torch.float64, 0), (torch.int64, 0), (torch.float32, 1), (torch.bool, 0)], ids=str
+)
+@pytest.mark.parametrize("row", [4, -1, 2**32])
+def test_an_index_out_of_range_where_no_kernel_serves(device, dtype, dim, row):
+    input, src = torch.zeros(4, 4, dtype=dtype), torch.ones(2, 4, dtype=dtype)
+    text = refused(device, input=input, dim=dim, index=torch.tensor([0, row]), src=src if dim == 0 else src.t())
+    assert text == f"IndexError: scatter_add_(): index[1] is {row}; accepted is 0 <= index < 4"
+
+
+@pytest.mark.parametrize("lnc", [None, 1])
+def test_an_index_that_shares_elements_with_input(device, lnc):
+    input = torch.tensor([3, 9, 1, 9, 2, 9, 0, 9])[::2]
+    with pytest.raises(RuntimeError, match="index shares memory with input"):
+        memory = torch.tensor([3, 9, 1, 9, 2, 9, 0, 9], device=device)
+        OP(memory[::2], 0, memory[0:8:2], torch.full((4,), 100, device=device), lnc=lnc)
+    assert memory[::2].tolist() == input.tolist()

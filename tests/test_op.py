@@ -1,6 +1,7 @@
 """neuron::scatter_add_ and neuron::scatter_add against torch on the CPU and float64, on every device."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -306,3 +307,21 @@ def test_opcheck(device, op, dtype, src_dtype, dim, requires_grad):
         utils.remove("test_autograd_registration")
     results = torch.library.opcheck(op.default, (input, dim, index, src), {"alpha": 2}, test_utils=utils)
     assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("lnc", [None, 1])
+def test_src_interleaved_with_input_counts_as_it_was_before_the_call(device, lnc):
+    memory = torch.arange(12.0, device=device).reshape(4, 3)
+    expected = memory[:3].cpu().index_add(0, torch.tensor([0, 1]), memory[:3].t()[:2].cpu())
+    torch.ops.neuron.scatter_add_(memory[:3], 0, torch.tensor([0, 1], device=device), memory[:3].t()[:2], lnc=lnc)
+    assert torch.equal(memory[:3].cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finite_elements_that_overflow_do_not_change_an_infinity(device, dtype):
+    largest = torch.finfo(dtype).max
+    src = torch.tensor([[-math.inf], [largest], [largest]], dtype=dtype, device=device)
+    result = torch.ops.neuron.scatter_add(
+        torch.zeros(1, 1, dtype=dtype, device=device), 0, torch.zeros(3, dtype=torch.int64, device=device), src
+    )
+    assert result.item() == -math.inf

@@ -363,8 +363,6 @@ REASONS = {
     "dtype": lambda x: x.long().index_add_(0, numbers(x, 0, 0), torch.ones_like(x[:2]).long()),
     "dim": lambda x: x.index_add(1, numbers(x, 0, 0), torch.ones_like(x[:, :2])),
     "out": lambda x: torch.index_add(x, 0, numbers(x, 0), torch.ones_like(x[:1]), out=torch.empty_like(x)),
-    "alpha": lambda x: x.index_add_(0, numbers(x, 0), torch.ones_like(x[:1]), alpha=torch.tensor(2.0)),
-    "arguments": lambda x: x.index_add_(axis=0, index=numbers(x, 0), source=torch.ones_like(x[:1])),
 }
 
 
@@ -376,6 +374,28 @@ def test_what_the_kernel_cannot_serve_goes_to_torch_and_is_counted(reason):
         result = REASONS[reason](torch.ones(4, 3, device="neuron"))
     assert torch.equal(result.cpu(), expected) and result.dtype == expected.dtype
     assert tns.stats() == {"kernel": 0, "fallback": 1, f"fallback:{reason}": 1}
+
+
+@requires_neuron
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(
+            lambda x: x.index_add_(0, numbers(x, 0), torch.ones_like(x[:1]), alpha=torch.tensor(2.0)),
+            id="alpha_a_tensor",
+        ),
+        pytest.param(
+            lambda x: x.index_add_(axis=0, index=numbers(x, 0), source=torch.ones_like(x[:1])), id="names_of_numpy"
+        ),
+        pytest.param(lambda x: torch.ops.aten.index_add_(x, 0, numbers(x, 0), torch.ones_like(x[:1])), id="aten"),
+    ],
+)
+def test_forms_that_only_torch_parses_reach_the_kernel_through_the_device(call):
+    expected = call(torch.ones(4, 3))
+    with tns.routing():
+        result = call(torch.ones(4, 3, device="neuron"))
+    assert torch.equal(result.cpu(), expected)
+    assert tns.stats() == {"kernel": 1, "fallback": 0}
 
 
 BAD_CALLS = [

@@ -214,3 +214,20 @@ def test_compiled_under_a_default_device():
     with tns.routing(**ON), torch.device("cpu"):
         assert compiled(torch.zeros(4, 2), INDEX, SRC)[0].tolist() == [2, 2]
     assert operators(backend.graphs[0]) == (True, False)
+
+
+def on_a_tensor_made_in_the_graph(input, index, src):
+    return (input * 2).index_add_(0, index, src)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_call_on_a_tensor_made_in_the_graph_is_routed_by_dynamo(first):
+    """Not only when the graph is traced further: caches of compiled graphs are keyed by what Dynamo captured."""
+    for enabled in (first, not first, first):
+        torch._dynamo.reset()
+        backend = EagerAndRecordGraphs()
+        with tns.routing(enabled, devices=("cpu",)):
+            torch.compile(on_a_tensor_made_in_the_graph, backend=backend, fullgraph=True)(
+                torch.ones(4, 2), torch.tensor([0, 0, 1]), torch.ones(3, 2)
+            )
+        assert ("torch.ops.neuron.scatter_add_" in backend.graphs[0].code) == enabled

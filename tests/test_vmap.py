@@ -83,3 +83,53 @@ def test_in_place_on_a_shared_input_is_refused(device):
     with pytest.raises(RuntimeError, match="input has no batch dimension under vmap"):
         vmap(lambda x, s: OPS.scatter_add_(input, 0, x, s))(index, src)
     assert torch.equal(input.cpu(), operands(0, (None, 0, 0), "cpu")[0])
+
+
+@pytest.mark.parametrize("op", [OPS.scatter_add, OPS.scatter_add_], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (2,), (1, 1, 2)], ids=str)
+def test_a_member_of_another_shape_is_refused(device, op, shape):
+    input = torch.zeros(3, ROWS, 2, device=device)
+    index, src = torch.zeros(3, 2, dtype=torch.int64, device=device), torch.ones(3, *shape, device=device)
+    with pytest.raises(RuntimeError, match=r"(src has|size of src in dim)"):
+        vmap(lambda i, x, s: op(i, 0, x, s))(input, index, src)
+    assert not input.cpu().any()
+
+
+@pytest.mark.parametrize("op", [OPS.scatter_add, OPS.scatter_add_], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.uint8, torch.int16], ids=str)
+def test_a_member_index_of_another_dtype_is_refused(device, op, dtype):
+    input, src = torch.zeros(3, ROWS, 2, device=device), torch.ones(3, 2, 2, device=device)
+    with pytest.raises(RuntimeError, match="index has dtype"):
+        vmap(lambda i, x, s: op(i, 0, x, s))(input, torch.zeros(3, 2, dtype=dtype, device=device), src)
+    assert not input.cpu().any()
+
+
+def test_the_refused_index_is_named_as_the_member_has_it(device):
+    input, src = torch.zeros(3, 4, 2, device=device), torch.ones(3, 2, 2, device=device)
+    index = torch.tensor([[0, 1], [0, 4], [0, 0]], device=device)
+    with pytest.raises(IndexError, match=r"index\[3\] is 4; accepted is 0 <= index < 4"):
+        vmap(lambda i, x, s: OPS.scatter_add(i, 0, x, s))(input, index, src)
+
+
+OUTER_AND_INNER = [
+    (outer, inner)
+    for outer in itertools.product((None, 0), repeat=3)
+    for inner in itertools.product((None, 0), repeat=3)
+    if any(d == 0 for d in outer) and any(d == 0 for d in inner)
+]
+
+
+def test_nested_vmap_of_any_combination_of_batches(device):
+    shapes = ((ROWS, 2), (5,), (5, 2))
+    generator = torch.Generator().manual_seed(0)
+    for outer, inner in OUTER_AND_INNER:
+        operands = []
+        for place, shape in enumerate(shapes):
+            batches = [size for size, dims in ((2, outer), (3, inner)) if dims[place] == 0]
+            high = ROWS if place == 1 else 9
+            operand = torch.randint(high, (*batches, *shape), generator=generator)
+            operands.append(operand if place == 1 else operand.float())
+        expected = vmap(vmap(lambda i, x, s: torch.index_add(i, 0, x, s), inner), outer)(*operands)
+        operands = [operand.to(device) for operand in operands]
+        got = vmap(vmap(lambda i, x, s: OPS.scatter_add(i, 0, x, s), inner), outer)(*operands)
+        assert torch.equal(got.cpu(), expected), (outer, inner)

@@ -4,7 +4,7 @@ Importing this package registers the operators neuron::scatter_add_ and neuron::
 package is imported before a tensor on device `neuron` needs one.
 """
 
-from . import dispatch, ops, stub  # noqa: F401  (imported for what they register; stub as a public name)
+from . import dispatch, graph, ops, stub  # noqa: F401  (imported for what they register; stub as a public name)
 from .functional import scatter_add, scatter_add_
 from .nn import ScatterAdd
 from .routing import disable, enable, is_enabled, routing

@@ -10,7 +10,7 @@ import os
 import torch
 
 from . import kernel_choice, neuron_packages, stats
-from .ops.checks import LNC_VALUES, check_index_range, check_memory, check_operands
+from .ops.checks import LNC_VALUES, check_alpha, check_index_range, check_memory, check_operands
 from .ops.schema import LIBRARY
 
 DEVICE_KEY = "PrivateUse1"
@@ -70,8 +70,11 @@ def _raise_for_index(name, index, rows, error):
         raise refusal from error
 
 
-def _launch(name, input, index, src, alpha, unique_indices, lnc):
-    """Accumulate into contiguous input [N, ...] on the device."""
+def launch(input, index, src, alpha, unique_indices, lnc):
+    """Launch the kernel on input [N, ...], contiguous, whose new value the result is.
+
+    Eagerly that is input's own memory; in a graph that is being traced, the result of the kernel's node.
+    """
     rows, count = input.shape[0], index.numel()
     columns = input.numel() // rows
     has_alpha = not (isinstance(alpha, (int, bool)) and alpha == 1)
@@ -85,44 +88,57 @@ def _launch(name, input, index, src, alpha, unique_indices, lnc):
         lnc=launch_lnc(lnc, columns),
     )
     kernel, _ = kernel_choice.choose(call)
-    alpha_tensor = torch.tensor([alpha], dtype=torch.float32, device=input.device) if has_alpha else None
-    try:
-        kernel.launch(
-            _caller(kernel)[(call.lnc,)],
-            input.view(rows, columns),
-            _kernel_index(index.reshape(count), rows),
-            src.reshape(count, columns).contiguous(),
-            alpha_tensor,
-            unique_indices,
-        )
-    except Exception as error:
-        _raise_for_index(name, index, rows, error)
-        raise
-    stats.count_kernel()
+    alpha_tensor = torch.full((1,), alpha, dtype=torch.float32, device=input.device) if has_alpha else None
+    # No view that changes nothing: in a graph each is a node.
+    two_dimensional = input.dim() == 2
+    result = kernel.launch(
+        _caller(kernel)[(call.lnc,)],
+        input if two_dimensional else input.view(rows, columns),
+        _kernel_index(index if index.dim() == 1 else index.reshape(count), rows),
+        (src if two_dimensional else src.reshape(count, columns)).contiguous(),
+        alpha_tensor,
+        unique_indices,
+    )
+    return result if two_dimensional else result.view(input.shape)
+
+
+def rows_first(input, dim, src):
+    """input and src as views (src may be copied) whose dimension 0 is `dim`, where all before it are of size 1."""
+    if input.dim() == 0:
+        return input.view(1), src.reshape(1)
+    return (input.flatten(0, dim), src.flatten(0, dim)) if dim else (input, src)
 
 
 def _accumulate(name, input, dim, index, src, alpha, unique_indices, lnc):
     if index.numel() == 0 or input.numel() == 0:
         check_index_range(name, index.cpu(), input.shape[dim] if input.dim() else 1)
         return
+    rows = input.shape[dim] if input.dim() else 1
+    try:
+        _run(name, input, dim, index, src, alpha, unique_indices, lnc)
+    except Exception as error:
+        _raise_for_index(name, index, rows, error)
+        raise
+
+
+def _run(name, input, dim, index, src, alpha, unique_indices, lnc):
     reason = kernel_choice.fallback_reason(input.dtype, input.shape, dim)
     if reason is not None:
-        stats.count_fallback(reason)
-        torch.ops.aten.index_add_.default(input, dim, index.reshape(-1), src.to(input.dtype), alpha=alpha)
+        with stats.handing_back(reason):
+            torch.ops.aten.index_add_.default(input, dim, index.reshape(-1), src.to(input.dtype), alpha=alpha)
         return
-    if input.dim() == 0:
-        input, src = input.view(1), src.reshape(1)
-    elif dim > 0:
-        input, src = input.flatten(0, dim), src.flatten(0, dim)
+    alpha = check_alpha(name, alpha, input.dtype)
+    input, src = rows_first(input, dim, src)
     destination = input.contiguous()
-    _launch(name, destination, index, src, alpha, unique_indices, lnc)
+    launch(destination, index, src, alpha, unique_indices, lnc)
+    stats.count_kernel()
     if destination is not input:
         input.copy_(destination)
 
 
 def scatter_add_(input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):
     dim = check_operands("scatter_add_", input, dim, index, src, lnc)
-    src = check_memory("scatter_add_", input, index, src)
+    index, src = check_memory("scatter_add_", input, index, src)
     _accumulate("scatter_add_", input, dim, index, src, alpha, unique_indices, lnc)
     return input
 

@@ -41,7 +41,8 @@ class Call:
 class Kernel:
     """A kernel that could serve.
 
-    load: returns the nki kernel, called as launch(caller, input, index, src, alpha, unique_indices).
+    load: returns the nki kernel, called as launch(caller, input, index, src, alpha, unique_indices), which returns input's new
+        value.
     refusal: for a Call, None or the reason why this kernel must not serve it.
     reason: why it is used where it is.
     """
@@ -78,7 +79,7 @@ def _load_tiled():
 
 
 def _launch_tiled(caller, input, index, src, alpha, unique_indices):
-    caller(input, index, src, alpha, unique_indices=unique_indices)
+    return caller(input, index, src, alpha, unique_indices=unique_indices)
 
 
 @functools.cache
@@ -93,7 +94,7 @@ def _load_nkilib():
 
 
 def _launch_nkilib(caller, input, index, src, alpha, unique_indices):
-    caller(input, 0, index, src, unique_indices=unique_indices)
+    return caller(input, 0, index, src, unique_indices=unique_indices)
 
 
 def _nkilib_refusal(call):

@@ -383,8 +383,12 @@ def _combine(equal, equal32, src, rows, columns):
     _, plus_inf32, minus_inf32, negative_zero32 = FLOAT_BITS[nl.float32]
     plus_part = _bits_where(count_bits, 0xFF, nl.not_equal, plus_inf32, shape)
     minus_part = _bits_where(count_bits, 0xFF00, nl.not_equal, minus_inf32, shape)
+    # Finite elements that overflow must not meet an infinity of the other sign.
+    all_finite = _bits_where(count_bits, 0xFFFF, nl.equal, -1, shape)
+    finite_total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=finite_total.view(nl.int32), data1=total.view(nl.int32), data2=all_finite, op=nl.bitwise_and)
     with_plus = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=with_plus, data1=total, data2=plus_part.view(nl.float32), op=nl.add)
+    nisa.tensor_tensor(dst=with_plus, data1=finite_total, data2=plus_part.view(nl.float32), op=nl.add)
     with_both = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=with_both, data1=with_plus, data2=minus_part.view(nl.float32), op=nl.add)
     # Last, since adding +0.0 would take the sign away again.
@@ -414,7 +418,7 @@ def _non_finite_but(bits, excluded, non_finite, shape, integer):
 def _bits_where(count_bits, mask, compare, float_bits, shape):
     """int32 `float_bits` where the count under `mask` compares so with 0, else the bits of 0.0.
 
-    Every `float_bits` used here is a multiple of 2**23 and so passes exactly through the engine's float32.
+    Every `float_bits` used here is exact in the engine's float32: a multiple of 2**23, or -1.
     """
     count = _bitvec(count_bits, nl.bitwise_and, mask, shape, nl.int32)
     result = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)

@@ -15,17 +15,23 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from . import cpu
+from .checks import check_memory, check_tensors
 from .schema import LIBRARY, SCATTER_ADD, SCATTER_ADD_
 
 
 @contextlib.contextmanager
-def _outer_levels_differentiate():
-    """Undo, for the torch.func levels outside this one, that a Function's forward runs with gradients switched off."""
-    if not torch._C._are_functorch_transforms_active():
-        yield
-        return
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-        yield
+def _others_differentiate():
+    """Undo, for whoever else records this call, that a Function's forward runs with gradients switched off.
+
+    AOTAutograd takes a write under no_grad for one that no gradient passes through; torch.func levels outside this one have
+    their own gradients to record.
+    """
+    with torch.enable_grad():
+        if not torch._C._are_functorch_transforms_active():
+            yield
+            return
+        with forward_ad._set_fwd_grad_enabled(True):
+            yield
 
 
 def _select(tensor, dim, index, src_ndim):
@@ -55,7 +61,7 @@ class _ScatterAdd(_SingleLevelFunction):
     @classmethod
     def forward(cls, ctx, keyset, input, dim, index, src, alpha, unique_indices, lnc):
         # mark_dirty counts the version, so the ADInplaceOrView kernel below must not count it again.
-        with _outer_levels_differentiate(), torch._C._AutoDispatchBelowADInplaceOrView():
+        with _others_differentiate(), torch._C._AutoDispatchBelowADInplaceOrView():
             result = cls.op.redispatch(
                 keyset & torch._C._after_ADInplaceOrView_keyset,
                 input,
@@ -113,7 +119,13 @@ class _OutOfPlace(_ScatterAdd):
 
 
 def _forward_mode():
-    return forward_ad._current_level >= 0 and forward_ad._is_fwd_grad_enabled()
+    if not forward_ad._is_fwd_grad_enabled():
+        return False
+    if forward_ad._current_level >= 0:
+        return True
+    # In a graph of a torch.func transform the level is entered beneath Python's count of it.
+    levels = torch._C._functorch.get_interpreter_stack() if torch._C._are_functorch_transforms_active() else None
+    return any(level.key() == torch._C._functorch.TransformType.Jvp for level in levels or ())
 
 
 def _check_leaf(input):
@@ -139,14 +151,17 @@ def _next_key(keyset):
     return (keyset & torch._C._after_ADInplaceOrView_keyset).highestPriorityTypeId()
 
 
-def _needs_gradient(input, src):
+def _needs_gradient(name, input, index, src):
+    check_tensors(name, input, index, src)
     return torch.is_grad_enabled() and (input.requires_grad or src.requires_grad)
 
 
 def _scatter_add_(keyset, input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):
-    needs_gradient = _needs_gradient(input, src)
+    needs_gradient = _needs_gradient("scatter_add_", input, index, src)
     if needs_gradient:
         _check_leaf(input)
+        if input.is_inference():
+            check_memory("scatter_add_", input, index, src)
     if _forward_mode():
         # A tangent may be an immutable zero, which an in-place jvp cannot accumulate into; copy_ has its own formulas.
         return input.copy_(_OutOfPlace.call(keyset, input, dim, index, src, alpha, unique_indices, lnc))
@@ -160,15 +175,17 @@ def _scatter_add_(keyset, input, dim, index, src, *, alpha=1, unique_indices=Fal
 
 
 def _scatter_add(keyset, input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):
-    if _needs_gradient(input, src) or _forward_mode():
+    if _needs_gradient("scatter_add", input, index, src) or _forward_mode():
         return _OutOfPlace.call(keyset, input, dim, index, src, alpha, unique_indices, lnc)
     return _redispatch(SCATTER_ADD, keyset, input, dim, index, src, alpha=alpha, unique_indices=unique_indices, lnc=lnc)
 
 
 def _count_version(keyset, input, *args, **kwargs):
-    torch.autograd.graph.increment_version(input)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        return SCATTER_ADD_.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, input, *args, **kwargs)
+        result = SCATTER_ADD_.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, input, *args, **kwargs)
+    # After the call: one that was refused has written nothing.
+    torch.autograd.graph.increment_version(input)
+    return result
 
 
 LIBRARY.impl("scatter_add_", _scatter_add_, "Autograd", with_keyset=True)

@@ -5,6 +5,8 @@ overlapping memory; ValueError for lnc, which torch does not have. Every message
 came and what is accepted. Sizes may be symbolic: conditions on them become guards or runtime assertions of the graph.
 """
 
+import math
+
 import torch
 
 # src may be narrower than input: rows of a gradient in bf16 go into a float32 table without a cast copy.
@@ -13,6 +15,34 @@ NARROWER_SRC = {
     torch.float64: (torch.float32, torch.bfloat16, torch.float16),
 }
 LNC_VALUES = (1, 2)
+
+
+def check_tensors(name, input, index, src):
+    """Refuse None, which a schema's Tensor lets through.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    for argument, tensor in (("input", input), ("index", index), ("src", src)):
+        if tensor is None:
+            raise TypeError(f"{name}(): {argument} is None; accepted is a tensor")
+
+
+def check_alpha(name, alpha, dtype):
+    """alpha as the float that multiplies src in a kernel for a floating-point `dtype`.
+
+    Raises:
+        RuntimeError: alpha has an imaginary part, or is a finite number too large for dtype.
+    """
+    if isinstance(alpha, complex):
+        if alpha.imag:
+            raise RuntimeError(f"{name}(): alpha is {alpha}; accepted for an input of {dtype} is a real number")
+        alpha = alpha.real
+    if isinstance(alpha, (int, float)) and torch.finfo(dtype).max < abs(alpha) < math.inf:
+        raise RuntimeError(
+            f"{name}(): alpha is {alpha}; accepted for an input of {dtype} are numbers up to {torch.finfo(dtype).max}"
+        )
+    return alpha
 
 
 def check_operands(name, input, dim, index, src, lnc):
@@ -83,11 +113,17 @@ def check_memory(name, input, index, src):
     """Refuse a destination that overlaps itself, src or index in memory, as torch's in-place operators do.
 
     Raises:
-        RuntimeError: input is expanded, or shares elements with index or src as far as strides alone tell.
+        RuntimeError: input is expanded, or shares elements with index or src as far as strides alone tell, or is an inference
+            tensor outside inference mode.
 
     Returns:
-        src, cloned where it shares input's storage in an interleaved way that strides alone cannot tell apart.
+        index and src, each cloned where it shares input's storage in an interleaved way that strides alone cannot tell apart.
     """
+    if input.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{name}(): input is an inference tensor; accepted outside torch.inference_mode() is an ordinary tensor, "
+            "clone() it first"
+        )
     if torch._debug_has_internal_overlap(input) == 1:
         raise RuntimeError(
             f"{name}(): input overlaps itself in memory (an expanded dimension); "
@@ -99,7 +135,7 @@ def check_memory(name, input, index, src):
                 f"{name}(): {argument} shares memory with input; "
                 f"accepted is {argument} in memory of its own, clone() it first"
             )
-    return src.clone() if _may_overlap(input, src) else src
+    return tuple(tensor.clone() if _may_overlap(input, tensor) else tensor for tensor in (index, src))
 
 
 def index_in_range(index, rows):

@@ -27,7 +27,7 @@ def _accumulate(input, dim, index, src, alpha):
 
 
 def scatter_add_(input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):
-    if src.dtype == input.dtype and _may_go_to_torch(input, dim, index, lnc):
+    if src.dtype == input.dtype and _may_go_to_torch(input, dim, index, src, lnc):
         try:
             return INDEX_ADD_(input, dim, index, src, alpha=alpha)
         except (IndexError, RuntimeError):
@@ -36,17 +36,19 @@ def scatter_add_(input, dim, index, src, *, alpha=1, unique_indices=False, lnc=N
             check_memory("scatter_add_", input, index, src)
             raise
     dim = check_operands("scatter_add_", input, dim, index, src, lnc)
-    src = check_memory("scatter_add_", input, index, src)
+    index, src = check_memory("scatter_add_", input, index, src)
     check_index_range("scatter_add_", index, input.shape[dim] if input.dim() else 1)
     _accumulate(input, dim, index, src, alpha)
     return input
 
 
-def _may_go_to_torch(input, dim, index, lnc):
-    """Whether all that torch would not refuse before its first write is in order: lnc and the index values.
+def _may_go_to_torch(input, dim, index, src, lnc):
+    """Whether all that torch would not refuse before its first write is in order: lnc, memory shared in part, the index values.
 
     The common call pays for these alone, since a call of a megabyte takes torch about 40 microseconds.
     """
+    if input.is_inference() or any(torch._C._is_alias_of(input, operand) for operand in (index, src)):
+        return False
     if lnc is not None or index.numel() == 0 or not -input.dim() <= dim < input.dim():
         return False
     if index.dtype not in (torch.int32, torch.int64):

@@ -4,11 +4,13 @@ A batch of inputs with one shared index is one scatter of longer rows: the batch
 batch has an index of its own, the destinations are stacked to B * N rows and the indices offset by N a member.
 """
 
+import contextlib
+
 import torch
 from torch._C._functorch import _add_batch_dim, _unwrap_batched, is_batchedtensor, maybe_get_level
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from .checks import check_index_range
+from .checks import check_index_range, check_operands
 from .schema import LIBRARY, SCATTER_ADD, SCATTER_ADD_
 
 
@@ -38,32 +40,56 @@ def _own_rows(index, rows):
     return torch.where(valid, index + offset, -1).reshape(-1)
 
 
-def _scatter_add_(name, size, input, index, index_dim, src, src_dim, dim, options):
-    """Accumulate in place; input is [B, ...] and may have any strides."""
-    rank = max(input.dim() - 1, 1)
-    if not -rank <= dim < rank:
-        raise IndexError(f"{name}(): dim is {dim}; accepted for an input of {rank} dimensions: {-rank} to {rank - 1}")
-    dim %= rank
-    rows = _rows_first(input, dim)
-    src_rows = _rows_first(_batch_first(src, src_dim, size), dim)
-    if index_dim is None:
+def _member(tensor, batch_dim):
+    return tensor if batch_dim is None else tensor.select(batch_dim, 0)
+
+
+def _scatter_add(name, rows, index, src_rows, options):
+    """A new [N, B, ...] from input's and src's rows; index is [K], or [B, K] where members have their own."""
+    if index.dim() < 2:
+        return SCATTER_ADD(rows, 0, index, src_rows, **options)
+    stacked = rows.transpose(0, 1)
+    flat, flat_index, flat_src = _stack(stacked, index, src_rows)
+    with _index_in_own_words(name, index, rows.shape[0]):
+        result = SCATTER_ADD(flat, 0, flat_index, flat_src, **options)
+    return result.reshape(stacked.shape).transpose(0, 1)
+
+
+def _scatter_add_(name, rows, index, src_rows, options):
+    """The same into `rows`, which may have any strides."""
+    if index.dim() < 2:
         SCATTER_ADD_(rows, 0, index, src_rows, **options)
         return
-
-    index = index.movedim(index_dim, 0).reshape(size, -1)
-    if index.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(index):
-        check_index_range(name, index, rows.shape[0])
     stacked = rows.transpose(0, 1)
-    flat_shape = (size * rows.shape[0], *stacked.shape[2:])
-    flat_src = src_rows.transpose(0, 1).reshape(-1, *stacked.shape[2:])
-    flat_index = _own_rows(index, rows.shape[0])
-    try:
-        flat = stacked.view(flat_shape)
-    except RuntimeError:
-        flat = SCATTER_ADD(stacked.reshape(flat_shape), 0, flat_index, flat_src, **options)
-        stacked.copy_(flat.reshape(stacked.shape))
-    else:
+    flat, flat_index, flat_src = _stack(stacked, index, src_rows)
+    with _index_in_own_words(name, index, rows.shape[0]):
         SCATTER_ADD_(flat, 0, flat_index, flat_src, **options)
+    if not torch._C._is_alias_of(flat, stacked):
+        stacked.copy_(flat.reshape(stacked.shape))
+
+
+def _stack(stacked, index, src_rows):
+    """[B, N, ...] and its operands as one destination of B * N rows, a view of `stacked` where its strides allow."""
+    shape = (stacked.shape[0] * stacked.shape[1], *stacked.shape[2:])
+    flat_src = src_rows.transpose(0, 1).reshape(-1, *stacked.shape[2:])
+    return stacked.reshape(shape), _own_rows(index, stacked.shape[1]), flat_src
+
+
+@contextlib.contextmanager
+def _index_in_own_words(name, index, rows):
+    """Name the offending number and position of a member's index [B, K]; of nested vmaps there is no telling."""
+    readable = not torch._C._functorch.is_functorch_wrapped_tensor(index)
+    if readable and index.device.type == "cpu":
+        check_index_range(name, index, rows)
+    try:
+        yield
+    except IndexError as error:
+        if readable:
+            try:
+                check_index_range(name, index.cpu(), rows)
+            except IndexError as refusal:
+                raise refusal from error
+        raise
 
 
 def _register(op, name, in_place):
@@ -77,16 +103,22 @@ def _register(op, name, in_place):
             if input_dim is None and index_dim is None and src_dim is None:
                 result = op(physical, dim, index, src, **options)
                 return input if in_place else result
+            if in_place and input_dim is None:
+                raise RuntimeError(
+                    f"{name}(): input has no batch dimension under vmap, but index or src has; accepted for an "
+                    f"in-place call is a batched input, use {name[:-1]} instead"
+                )
+            members = _member(physical, input_dim), _member(index, index_dim), _member(src, src_dim)
+            dim = check_operands(name, members[0], dim, *members[1:], options.get("lnc"))
+            if index_dim is not None:
+                index = index.movedim(index_dim, 0).reshape(size, -1)
+            rows = _rows_first(_batch_first(physical, input_dim, size), dim)
+            src_rows = _rows_first(_batch_first(src, src_dim, size), dim)
             if in_place:
-                if input_dim is None:
-                    raise RuntimeError(
-                        f"{name}(): input has no batch dimension under vmap, but index or src has; accepted for an "
-                        f"in-place call is a batched input, use {name[:-1]} instead"
-                    )
-                _scatter_add_(name, size, physical.movedim(input_dim, 0), index, index_dim, src, src_dim, dim, options)
+                _scatter_add_(name, rows, index, src_rows, options)
                 return input
-            result = _batch_first(physical, input_dim, size).clone(memory_format=torch.contiguous_format)
-            _scatter_add_(name, size, result, index, index_dim, src, src_dim, dim, options)
+            result = _scatter_add(name, rows, index, src_rows, options)
+            result = result.movedim(0, dim + 1) if members[0].dim() else result.squeeze(0)
             return _add_batch_dim(result, 0, level)
 
     LIBRARY.impl(name, vmap, "FuncTorchBatched", with_keyset=True)

@@ -5,6 +5,7 @@ A patch is a function in front of the object that was there. It passes a call on
 operator. Somebody else may patch over it; it then stays beneath theirs and passes everything through while routing is off.
 """
 
+import contextlib
 import functools
 import threading
 
@@ -114,6 +115,11 @@ def _pass_on(original, tensors, args, kwargs):
     return original(*args, **kwargs)
 
 
+def _is_seen_again(plan, tensors):
+    """Whether what was not understood here comes to device neuron as a plain call of the operator, which decides and counts."""
+    return plan in ("alpha", "arguments") and tensors[0].device.type == "neuron"
+
+
 def _is_routed(tensor):
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.device.type in ACTIVE.devices
@@ -159,15 +165,15 @@ class _Patch:
                     return _run(input, plan, in_place)
             _inside.call = True
             try:
-                result = _pass_on(original, tensors, args, kwargs)
+                counted = plan is not None and not _is_traced(tensors) and not _is_seen_again(plan, tensors)
+                with stats.handing_back(plan) if counted else contextlib.nullcontext():
+                    return _pass_on(original, tensors, args, kwargs)
             finally:
                 _inside.call = False
-            if plan is not None and not _is_traced(tensors):
-                stats.count_fallback(plan)
-            return result
 
         # Not __name__: Dynamo takes a function of a Tensor method's name for the method itself and leaves it unrouted.
         routed.__name__ = f"routed_{self.name}"
+        setattr(routed, compiled.MARK, True)
         # Where pickle finds it, and whatever is there when the pickle is read.
         routed.__module__ = "torch"
         routed.__qualname__ = self.name if self.owner is torch else f"{self.owner.__name__}.{self.name}"

@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 
-from . import aten_ops, methods
+from . import methods, overrides, traced
 from .active import ACTIVE
 
 _lock = threading.RLock()
@@ -51,7 +51,8 @@ def _apply():
     devices = _tokens[-1].devices if _tokens else frozenset()
     if devices:
         if "neuron" in devices:
-            aten_ops.install()
+            overrides.install()
+            traced.install()
         methods.install()
         ACTIVE.devices = devices
     else:

@@ -94,7 +94,10 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool /*non_b
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
-  resize_(dst, c10::fromIntArrayRefSlow(self.sizes()), std::nullopt);
+  // resize_ makes a tensor contiguous, and a view of the right size must keep its strides.
+  if (dst.sizes() != self.sizes()) {
+    resize_(dst, c10::fromIntArrayRefSlow(self.sizes()), std::nullopt);
+  }
   return copy_from(self, dst, false);
 }
 

@@ -1,0 +1,56 @@
+"""The operators of `aten_ops` in graphs that AOTAutograd traces for device neuron, forward and backward.
+
+A rule sees an operator while it is functionalised, before a backend's decompositions do. What it decides hangs on whether
+routing is on, so a graph compiled by Dynamo is guarded on that and is compiled anew when it changes.
+"""
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+from .active import ACTIVE
+from .aten_ops import ROUTED
+
+_library = None
+
+
+def _guard_on_routing():
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.symbolic_convert import tls
+
+    translator = getattr(tls, "current_tx", None)
+    if translator is None or TracingContext.try_get() is None:
+        # Not within Dynamo: whoever traces, keeps the graph and answers for it.
+        return
+    module = translator.import_source(ACTIVE.__module__)
+    devices = AttrSource(AttrSource(module, "ACTIVE"), "devices")
+    install_guard(devices.make_guard(GuardBuilder.EQUALS_MATCH))
+
+
+def _rule(library, name, function):
+    def rule(mode, op, types, args, kwargs):
+        def torchs(*args, **kwargs):
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if not any(tensor.device.type == "neuron" for tensor in tensors):
+            return torchs(*args, **kwargs)
+        _guard_on_routing()
+        if "neuron" not in ACTIVE.devices or not all(issubclass(kind, FunctionalTensor) for kind in types):
+            return torchs(*args, **kwargs)
+        with mode:
+            return function(torchs, *args, **kwargs)
+
+    torch.library.register_torch_dispatch(f"aten::{name}", FunctionalTensorMode, rule, lib=library)
+
+
+def install():
+    """Register the rules, once a process."""
+    global _library
+    if _library is not None:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in ROUTED.items():
+        _rule(library, name, function)
+    _library = library
