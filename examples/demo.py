@@ -2,7 +2,7 @@
 
 1. one small example with repeated indices: torch, the plain gather-add-store kernel, this project's operator;
 2. word embeddings trained on English text, on device neuron with routing on and on the CPU, side by side;
-3. the graph that torch.compile captures.
+3. graphs that torch.compile captures: for the CPU, and for backend neuron.
 
 Each part prints what it found and returns what disagreed; the exit status is 1 when anything did. Where the real Neuron packages
 are absent the stand-ins are loaded, and every figure of theirs is called simulated.
@@ -12,6 +12,7 @@ import argparse
 import collections
 import pathlib
 import sys
+import unittest.mock
 
 import plotext
 import torch
@@ -167,8 +168,8 @@ def _plot_losses(on_cpu, on_neuron, how):
     figure.show(colorless=True)
 
 
-def compiled_graph():
-    """Part 3: prints the graph of a function that calls index_add_. Returns a list of what disagreed."""
+def compiled_graphs(how):
+    """Part 3: prints graphs of row accumulation. Returns a list of what disagreed."""
     print("3. What torch.compile captures of `table.index_add(0, index, rows)` with routing on, CPU tensors")
     graphs = []
 
@@ -183,17 +184,47 @@ def compiled_graph():
         result = torch.compile(pool, backend=aot_autograd(fw_compiler=keep_graph), fullgraph=True)(
             torch.zeros(4, 1), torch.tensor(INDEX), torch.ones(6, 1)
         )
-    for graph in graphs:
-        print("\n".join("   " + line for line in graph.code.strip().splitlines() if line))
-    nodes = [str(node.target) for graph in graphs for node in graph.graph.nodes if "scatter_add" in str(node.target)]
+    disagreements = show_graph(graphs[-1], "neuron.scatter_add", result, "measured")
+    if how == "simulated":
+        print("   and what backend neuron is given of the backward of an embedding, device neuron")
+        disagreements += show_graph(*embedding_gradient(), how)
+    return disagreements
+
+
+def show_graph(graph, name, result, how):
+    """Print a graph and count the nodes whose operator's name starts with `name`. Returns a list of what disagreed."""
+    print("\n".join("   " + line for line in graph.code.strip().splitlines() if line))
+    nodes = [
+        str(node.target) for node in graph.graph.nodes if "scatter" in str(node.target) or "nki" in str(node.target)
+    ]
     result = [int(value) for value in result.flatten()]
-    print(f"   {len(nodes)} node of neuron::scatter_add, result {result} (measured, CPU)")
+    print(f"   {len(nodes)} node of {name}, result {result} ({how})")
     disagreements = []
-    if len(nodes) != 1 or not nodes[0].startswith("neuron.scatter_add"):
-        disagreements.append(f"the graph holds {nodes}, not one node of neuron::scatter_add")
+    if len(nodes) != 1 or not nodes[0].startswith(name):
+        disagreements.append(f"the graph holds {nodes}, not one node of {name}")
     if result != ANSWER:
         disagreements.append(f"the compiled function gives {result}, not {ANSWER}")
     return disagreements
+
+
+def embedding_gradient():
+    """Backward of an embedding under backend neuron: (graph that the stand-in's backend is given, kernel node's name, gradient)."""
+    from torch_neuronx.neuron_dynamo_backend import executor
+
+    graphs = []
+
+    def keep_graph(graph_module, example_inputs):
+        graphs.append(graph_module)
+        return compile_graph(graph_module, example_inputs)
+
+    # Else a graph compiled before in this process would do, and the backend be given none.
+    torch._dynamo.reset()
+    compile_graph = executor.compile_graph
+    table = torch.zeros(4, 1, device="neuron", requires_grad=True)
+    with unittest.mock.patch.object(executor, "compile_graph", keep_graph), torch_neuron_scatter.routing():
+        read = torch.compile(torch.nn.functional.embedding, backend="neuron", fullgraph=True)
+        read(torch.tensor(INDEX, device="neuron"), table).backward(torch.ones(6, 1, device="neuron"))
+    return graphs[-1], "nki_kernel_wrapper", table.grad.cpu()
 
 
 def main(arguments=None):
@@ -212,7 +243,7 @@ def main(arguments=None):
     else:
         disagreements += word_embeddings(how, steps)
     print()
-    disagreements += compiled_graph()
+    disagreements += compiled_graphs(how)
     print()
     for disagreement in disagreements:
         print(f"DISAGREES: {disagreement}")

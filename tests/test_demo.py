@@ -72,9 +72,22 @@ def test_without_a_device_it_says_what_it_skipped(demo, monkeypatch, capsys):
     assert "simulated" not in shown
 
 
-def test_compiled_graph_holds_the_operator_once(demo, capsys):
-    assert demo.compiled_graph() == []
+def test_the_cpu_graph_holds_the_operator_once(demo, capsys):
+    assert demo.compiled_graphs(None) == []
     assert capsys.readouterr().out.count("torch.ops.neuron.scatter_add") == 1
+
+
+def test_the_graph_for_backend_neuron_holds_the_kernel_once(neuron, demo, capsys):
+    assert demo.compiled_graphs("simulated") == []
+    assert capsys.readouterr().out.count("nki_kernel_wrapper(") == 1
+
+
+def test_a_graph_without_the_kernel_disagrees(neuron, demo, monkeypatch):
+    monkeypatch.setattr(torch_neuron_scatter, "routing", lambda **_: contextlib.nullcontext())
+    graph, name, result = demo.embedding_gradient()
+    assert demo.show_graph(graph, name, result, "simulated") == [
+        "the graph holds [], not one node of nki_kernel_wrapper"
+    ]
 
 
 def test_readme_example_prints_what_the_readme_says(neuron, capsys):
