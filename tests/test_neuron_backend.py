@@ -96,6 +96,76 @@ class <lambda>(torch.nn.Module):
     assert_only_kernel_nodes(graphs[0], 1)
 
 
+def calls(gm):
+    """The graph's operators in order, one a line."""
+    return "\n".join(str(node.target) for node in gm.graph.nodes if node.op == "call_function") + "\n"
+
+
+def test_graphs_of_the_operator_with_gradients(graphs):
+    input, src = (torch.ones(rows, 2, device="neuron", requires_grad=True) for rows in (4, 6))
+    function = compiled(lambda input, index, src: OPS.scatter_add_(input * 2, 0, index, src, alpha=3))
+    function(input, numbers(*INDEX), src).backward(torch.ones(4, 2, device="neuron"))
+    assert input.grad[:, 0].tolist() == [2] * 4 and src.grad[:, 0].tolist() == [3] * 6
+    assert_expected_inline(
+        calls(graphs[0]),
+        """\
+aten.mul.Tensor
+aten.full.default
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+""",
+    )
+    assert_expected_inline(
+        calls(graphs[1]),
+        """\
+aten.index_select.default
+aten.mul.Tensor
+aten.mul.Tensor
+""",
+    )
+
+
+def test_graphs_of_routed_calls_with_gradients(graphs):
+    def function(input, index, src):
+        added = (input * 2).index_add_(0, index, src)
+        return added.scatter_add_(0, index.unsqueeze(1).expand(-1, 2), src * src)
+
+    input, src = (torch.ones(rows, 2, device="neuron", requires_grad=True) for rows in (4, 6))
+    with tns.routing():
+        compiled(function)(input, numbers(*INDEX), src).backward(torch.ones(4, 2, device="neuron"))
+    assert input.grad[:, 0].tolist() == [2] * 4 and src.grad[:, 0].tolist() == [3] * 6
+    assert_expected_inline(
+        calls(graphs[0]),
+        """\
+aten.mul.Tensor
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+aten.unsqueeze.default
+aten.expand.default
+aten.mul.Tensor
+aten.select.int
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+""",
+    )
+    assert_expected_inline(
+        calls(graphs[1]),
+        """\
+aten.index_select.default
+aten.mul.Tensor
+aten.mul.Tensor
+aten.add.Tensor
+aten.index_select.default
+aten.add.Tensor
+aten.mul.Tensor
+""",
+    )
+    assert_only_kernel_nodes(graphs[0], 2)
+
+
 def test_graph_of_routed_index_add_(graphs):
     def function(index, src):
         return torch.zeros(4, 2, device="neuron").index_add_(0, index, src, alpha=2) * 3
@@ -109,10 +179,12 @@ def test_graph_of_routed_index_add_(graphs):
 class <lambda>(torch.nn.Module):
     def forward(self, arg0_1: "i64[6]", arg1_1: "f32[6, 2]"):
         zeros: "f32[4, 2]" = torch.ops.aten.zeros.default([4, 2], device = device(type='neuron'), pin_memory = False)
+
         full: "f32[1]" = torch.ops.aten.full.default([1], 2, dtype = torch.float32, device = device(type='neuron', index=0), pin_memory = False)
         clamp: "i64[6]" = torch.ops.aten.clamp.default(arg0_1, -1, 4);  arg0_1 = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
         scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1, full), arg_names = ('input', 'index', 'src', 'alpha'), constant_args_key = n);  zeros = _to_copy = arg1_1 = full = None
+
         mul: "f32[4, 2]" = torch.ops.aten.mul.Tensor(scatter_add_proxy, 3);  scatter_add_proxy = None
         return (mul,)
 """,  # noqa: E501
@@ -135,7 +207,9 @@ class <lambda>(torch.nn.Module):
         zeros: "f32[4, 2]" = torch.ops.aten.zeros.default([4, 2], device = device(type='neuron'), pin_memory = False)
         unsqueeze: "i64[6, 1]" = torch.ops.aten.unsqueeze.default(arg0_1, 1);  arg0_1 = None
         expand: "i64[6, 2]" = torch.ops.aten.expand.default(unsqueeze, [-1, 2]);  unsqueeze = None
+
         select: "i64[6]" = torch.ops.aten.select.int(expand, 1, 0);  expand = None
+
         clamp: "i64[6]" = torch.ops.aten.clamp.default(select, -1, 4);  select = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
         scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(alpha=None, unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = arg1_1 = None
@@ -203,6 +277,117 @@ def test_a_mixture_of_experts_layer_is_one_kernel_node_a_scatter(graphs):
     assert_only_kernel_nodes(forward, 2)
     assert_only_kernel_nodes(backward, 2)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert_expected_inline(
+        calls(forward),
+        """\
+aten.t.default
+aten.mm.default
+aten._softmax.default
+aten.detach.default
+aten.topk.default
+<built-in function getitem>
+<built-in function getitem>
+aten.sum.dim_IntList
+aten.div.Tensor
+aten.view.default
+aten.arange.default
+aten.eq.Tensor
+aten._to_copy.default
+aten.cumsum.default
+aten.sub.Tensor
+aten.mul.Tensor
+aten.sum.dim_IntList
+aten._to_copy.default
+aten.view.default
+aten.mul.Tensor
+aten.add.Tensor
+aten.lt.Scalar
+aten.scalar_tensor.default
+aten.where.self
+aten.view.default
+aten.arange.default
+aten.floor_divide.default
+aten.new_zeros.default
+aten.index_select.default
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+aten.slice.Tensor
+aten.view.default
+aten.bmm.default
+aten.silu.default
+aten.bmm.default
+aten.view.default
+aten.new_zeros.default
+aten.cat.default
+aten.zeros_like.default
+aten.index_select.default
+aten.mul.Tensor
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+""",
+    )
+    assert_expected_inline(
+        calls(backward),
+        """\
+aten.index_select.default
+aten.mul.Tensor
+aten.mul.Tensor
+aten.sum.dim_IntList
+aten.new_zeros.default
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+aten.slice.Tensor
+aten.view.default
+aten.transpose.int
+aten.bmm.default
+aten.transpose.int
+aten.bmm.default
+aten.sigmoid.default
+aten.empty_like.default
+aten.fill.Scalar
+aten.sub.Tensor
+aten.mul.Tensor
+aten.add.Scalar
+aten.mul.Tensor
+aten.mul.Tensor
+aten.slice.Tensor
+aten.view.default
+aten.transpose.int
+aten.bmm.default
+aten.transpose.int
+aten.bmm.default
+aten.view.default
+aten.slice_backward.default
+aten.index_select.default
+aten.new_zeros.default
+aten.clamp.default
+aten._to_copy.default
+nki_kernel_wrapper
+aten.view.default
+aten.div.Tensor
+aten.div.Tensor
+aten.neg.default
+aten.mul.Tensor
+aten.div.Tensor
+aten.sum.dim_IntList
+aten.expand.default
+aten.add.Tensor
+aten.new_zeros.default
+aten.scatter.src
+aten.detach.default
+aten._softmax_backward_data.default
+aten.t.default
+aten.mm.default
+aten.t.default
+aten.t.default
+aten.mm.default
+aten.add.Tensor
+aten.t.default
+""",
+    )
 
 
 READS = {
