@@ -5,6 +5,7 @@ half is skipped with the reason.
 """
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -30,6 +31,14 @@ if NEURON_MISSING and os.environ.get("TORCH_NEURON_SCATTER_REQUIRE_NEURON") == "
     raise RuntimeError(f"device neuron is required here and absent: {NEURON_MISSING}")
 
 requires_neuron = pytest.mark.skipif(NEURON_MISSING is not None, reason=f"no device neuron: {NEURON_MISSING}")
+
+
+requires_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++").split()[0]) is None, reason="Inductor needs a C++ compiler for the CPU"
+)
+
+# Backends of torch.compile for CPU tensors.
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=requires_compiler)]
 
 
 @pytest.fixture(params=["cpu", pytest.param("neuron", marks=requires_neuron)])

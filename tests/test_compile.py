@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import BACKENDS, requires_compiler
 from expecttest import assert_expected_inline
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend, normalize_gm
 from torch._inductor.utils import run_and_get_code
@@ -9,7 +10,6 @@ from torch._inductor.utils import run_and_get_code
 import torch_neuron_scatter as tns
 
 OPS = torch.ops.neuron
-BACKENDS = ["eager", "aot_eager", "inductor"]
 INDEX = torch.tensor([0, 0, 1, 2, 2, 2])
 
 
@@ -131,6 +131,7 @@ class <lambda>(torch.nn.Module):
     )
 
 
+@requires_compiler
 @pytest.mark.parametrize(
     "function",
     [direct, on_a_view_of_the_graph_input, on_an_intermediate, on_a_view_of_an_intermediate, routed_index_add_],
@@ -219,6 +220,7 @@ def test_torch_func_transforms_inside_a_graph(backend):
         torch.testing.assert_close(mine, torchs)
 
 
+@requires_compiler
 def test_routing_taken_away_after_compiling():
     compiled = torch.compile(routed_index_add_, backend="inductor", fullgraph=True)
     expected = torch.zeros(4, 1).index_add_(0, INDEX, torch.ones(6, 1), alpha=2)
@@ -232,6 +234,7 @@ def test_a_bad_shape_is_refused_while_tracing():
         torch.compile(direct, backend="aot_eager", fullgraph=True)(torch.zeros(4, 1), INDEX, torch.ones(5, 1))
 
 
+@requires_compiler
 def test_a_bad_index_is_refused_when_compiled_code_runs():
     input = torch.zeros(4, 1)
     with pytest.raises(IndexError, match=r"index\[5\] is 4"):

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import requires_neuron
+from conftest import requires_compiler, requires_neuron
 from threads import run_in_threads
 from torch._dynamo.utils import counters
 from torch.nn.functional import embedding
@@ -179,6 +179,7 @@ def test_deterministic_algorithms_raise_no_error_and_change_nothing():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(all_equal(run, runs[0]) for run in runs[1:])
+    assert_compiled(graphs=1)
 
 
 def test_beside_a_compiled_optimizer_step():
@@ -197,6 +198,8 @@ def test_beside_a_compiled_optimizer_step():
 
     with tns.routing():
         assert torch.equal(train(True), train(False))
+    # The loss, and the optimizer's step at its first call and, with a momentum there, at its second; the break is torch's own.
+    assert_compiled(graphs=3, breaks=1)
 
 
 def test_compiled_autograd():
@@ -248,6 +251,7 @@ def test_a_backward_runs_as_its_forward_was_compiled(order):
     with tns.routing(order[1]):
         loss.backward()
     assert torch.equal(leaf.grad.cpu(), expected)
+    assert_compiled(graphs=1)
 
 
 def test_threads_that_compile_and_run_at_once():
@@ -289,6 +293,7 @@ def test_export_saved_and_loaded_runs(tmp_path, device, strict, dynamic):
         assert torch.equal(module(*other).cpu(), expected)
 
 
+@requires_compiler
 @pytest.mark.parametrize("op", [OPS.scatter_add_, OPS.scatter_add], ids=str)
 @pytest.mark.parametrize("options", [{}, {"alpha": 2}, {"alpha": 0.5, "unique_indices": True, "lnc": 1}], ids=str)
 def test_an_aot_inductor_package_on_the_cpu(tmp_path, op, options):
@@ -352,6 +357,7 @@ def run_process(body, **environment):
     return run.stdout.split()
 
 
+@requires_compiler
 def test_a_second_process_with_a_warm_cache(tmp_path):
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     first, second = (run_process(WARM_CACHE, **cache)[0] for _ in range(2))

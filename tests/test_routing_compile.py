@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import BACKENDS
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 
 import torch_neuron_scatter as tns
@@ -145,7 +146,7 @@ def test_a_scope_inside_a_compiled_function_breaks_the_graph_and_is_right():
     assert not tns.is_enabled()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_operator_does_not_serve_stays_in_one_graph(backend):
     def function(x, i, s):
         return x.scatter_add(0, torch.stack([i, i.flip(0)], 1), s).index_add(1, i[:2], s.new_ones(4, 2))
