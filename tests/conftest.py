@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import torch_neuron_scatter
 from torch_neuron_scatter import stub
@@ -53,6 +54,15 @@ def neuron():
     if NEURON_MISSING is not None:
         pytest.skip(f"no device neuron: {NEURON_MISSING}")
     return "neuron"
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing compiled before, and Dynamo's counters at zero; as `usefixtures` for a whole module."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

@@ -14,18 +14,10 @@ from torch.nn.functional import embedding
 
 import torch_neuron_scatter as tns
 
-pytestmark = requires_neuron
+pytestmark = [requires_neuron, pytest.mark.usefixtures("fresh_dynamo")]
 
 OPS = torch.ops.neuron
 KERNEL_NODE = "nki_kernel_wrapper"
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -15,17 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_neuron_scatter as tns
 
-pytestmark = [requires_neuron, pytest.mark.filterwarnings("ignore:the stand-in for backend neuron runs this graph")]
+pytestmark = [
+    requires_neuron,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:the stand-in for backend neuron runs this graph"),
+]
 
 OPS = torch.ops.neuron
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function, fullgraph=True, **options):

@@ -6,7 +6,7 @@ from conftest import requires_neuron
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-pytestmark = requires_neuron
+pytestmark = [requires_neuron, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,6 @@ def kernels():
         return destination
 
     return nki.jit(twice_and_thrice), nki.jit(overwrite)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def graph_of(function, *arguments):

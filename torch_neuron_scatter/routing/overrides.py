@@ -4,14 +4,14 @@ They are registered at the first enable() for device neuron and stay: a thread m
 switched off. While it is off, an override calls the kernel that it replaced.
 """
 
+import functools
+
 import torch
 
 from .active import ACTIVE
 from .aten_ops import ROUTED
 
 KEY = "PrivateUse1"
-
-_library = None
 
 
 def _override(library, name, function):
@@ -43,12 +43,10 @@ def _on_cpu(operator, args, kwargs):
     return first.copy_(result) if operator._schema.is_mutable else result.to(first.device)
 
 
+@functools.cache
 def install():
-    """Register the overrides, once a process."""
-    global _library
-    if _library is not None:
-        return
+    """Register the overrides, once a process. The library is returned so that it lives on."""
     library = torch.library.Library("aten", "IMPL")
     for name, function in ROUTED.items():
         _override(library, name, function)
-    _library = library
+    return library

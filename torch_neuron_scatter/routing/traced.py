@@ -4,14 +4,14 @@ A rule sees an operator while it is functionalised, before a backend's decomposi
 routing is on, so a graph compiled by Dynamo is guarded on that and is compiled anew when it changes.
 """
 
+import functools
+
 import torch
 from torch._guards import TracingContext
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
 from .active import ACTIVE
 from .aten_ops import ROUTED
-
-_library = None
 
 
 def _guard_on_routing():
@@ -45,12 +45,10 @@ def _rule(library, name, function):
     torch.library.register_torch_dispatch(f"aten::{name}", FunctionalTensorMode, rule, lib=library)
 
 
+@functools.cache
 def install():
-    """Register the rules, once a process."""
-    global _library
-    if _library is not None:
-        return
+    """Register the rules, once a process. The library is returned so that it lives on."""
     library = torch.library.Library("aten", "IMPL")
     for name, function in ROUTED.items():
         _rule(library, name, function)
-    _library = library
+    return library
