@@ -1,5 +1,6 @@
 """What runs where on device neuron: launches, fallbacks by reason, the choice of kernel, LNC, and no host access."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -168,3 +169,20 @@ def test_a_missing_or_placeholder_package_is_named_at_the_first_launch(monkeypat
         """the kernel cannot be loaded: torch-neuronx is placeholder, nki is absent; accepted are the packages of the AWS Neuron package index, Neuron SDK 2.33 or newer""",  # noqa: E501
     )
     assert not input.cpu().any()
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[None]], ids=["plain", "strided", "dim"]
+)
+def test_a_launcher_that_returns_memory_of_its_own_is_copied_back(monkeypatch, view):
+    """Whether a result that aliases an operand is that operand's memory is the launcher's to decide."""
+
+    def launch(caller, input, index, src, alpha, unique_indices):
+        return caller(input.clone(), index, src, alpha, unique_indices=unique_indices)
+
+    elsewhere = dataclasses.replace(kernel_choice.KERNELS[0], launch=launch)
+    monkeypatch.setattr(kernel_choice, "KERNELS", (elsewhere,))
+    input = view(torch.zeros(4, 2)).to("neuron")
+    src = view(torch.ones(6, 2)).to("neuron")
+    result = OP(input, input.dim() - 2, torch.tensor([0, 0, 1, 2, 2, 2], device="neuron"), src)
+    assert result is input and input.cpu().reshape(4, 2)[:, 0].tolist() == [2, 1, 3, 0]

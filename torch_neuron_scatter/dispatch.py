@@ -129,11 +129,11 @@ def _run(name, input, dim, index, src, alpha, unique_indices, lnc):
         return
     alpha = check_alpha(name, alpha, input.dtype)
     input, src = rows_first(input, dim, src)
-    destination = input.contiguous()
-    launch(destination, index, src, alpha, unique_indices, lnc)
+    value = launch(input.contiguous(), index, src, alpha, unique_indices, lnc)
     stats.count_kernel()
-    if destination is not input:
-        input.copy_(destination)
+    # The kernel wrote a contiguous copy, or the launcher gave the result memory of its own.
+    if value.data_ptr() != input.data_ptr():
+        input.copy_(value)
 
 
 def scatter_add_(input, dim, index, src, *, alpha=1, unique_indices=False, lnc=None):
