@@ -434,6 +434,31 @@ def test_a_read_by_a_mask_or_by_two_indices_goes_back_to_torch_and_is_counted():
             assert tns.stats()["fallback"] == 1 and tns.stats()["kernel"] == 0
 
 
+NOT_SERVED = {
+    "columns": lambda table, index: table.t().index_select(1, index).t(),
+    "columns_by_indexing": lambda table, index: table[:, index % 3].sum(1, keepdim=True),
+    "two_indices": lambda table, index: table[index, index % 3].unsqueeze(1),
+    "one_element_at_a_time": lambda table, index: table.gather(0, (index.unsqueeze(1) + table.new_zeros(3).long())),
+    "doubles": lambda table, index: table.double().index_select(0, index),
+}
+
+
+@pytest.mark.parametrize("read", NOT_SERVED)
+def test_what_no_kernel_serves_stays_in_the_graph_as_torchs(graphs, read):
+    def gradient(call, device):
+        leaf = torch.arange(15.0).reshape(5, 3).to(device).requires_grad_()
+        call(leaf, torch.tensor(INDEX, device=device)).backward()
+        return leaf.grad.cpu()
+
+    def loss(table, index):
+        return (NOT_SERVED[read](table, index) ** 2).sum()
+
+    expected = gradient(loss, "cpu")
+    with tns.routing():
+        assert torch.equal(gradient(compiled(loss), "neuron"), expected)
+    assert kernel_nodes(graphs[1]) == 0
+
+
 def test_a_write_that_does_not_accumulate_is_no_business_of_routing():
     table = torch.zeros(5, 3, device="neuron")
     with tns.routing():

@@ -8,7 +8,7 @@ import functools
 
 import torch
 from torch._guards import TracingContext
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, disable_functional_mode
 
 from .active import ACTIVE
 from .aten_ops import ROUTED
@@ -31,14 +31,15 @@ def _guard_on_routing():
 def _rule(library, name, function):
     def rule(mode, op, types, args, kwargs):
         def torchs(*args, **kwargs):
-            return mode.__torch_dispatch__(op, types, args, kwargs)
+            with disable_functional_mode():
+                return mode.__torch_dispatch__(op, types, args, kwargs)
 
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if not any(tensor.device.type == "neuron" for tensor in tensors):
-            return torchs(*args, **kwargs)
-        _guard_on_routing()
-        if "neuron" not in ACTIVE.devices or not all(issubclass(kind, FunctionalTensor) for kind in types):
-            return torchs(*args, **kwargs)
+        on_neuron = any(isinstance(arg, torch.Tensor) and arg.device.type == "neuron" for arg in args)
+        if on_neuron:
+            _guard_on_routing()
+        routed = on_neuron and "neuron" in ACTIVE.devices and all(issubclass(kind, FunctionalTensor) for kind in types)
+        if not routed:
+            return mode.__torch_dispatch__(op, types, args, kwargs)
         with mode:
             return function(torchs, *args, **kwargs)
 
