@@ -201,7 +201,6 @@ class <lambda>(torch.nn.Module):
         expand: "i64[6, 2]" = torch.ops.aten.expand.default(unsqueeze, [-1, 2]);  unsqueeze = None
 
         select: "i64[6]" = torch.ops.aten.select.int(expand, 1, 0);  expand = None
-
         clamp: "i64[6]" = torch.ops.aten.clamp.default(select, -1, 4);  select = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
         scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(alpha=None, unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = arg1_1 = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BACKENDS
+from conftest import BACKENDS, requires_neuron
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 
 import torch_neuron_scatter as tns
@@ -232,3 +232,41 @@ def test_a_call_on_a_tensor_made_in_the_graph_is_routed_by_dynamo(first):
                 torch.ones(4, 2), torch.tensor([0, 0, 1]), torch.ones(3, 2)
             )
         assert ("torch.ops.neuron.scatter_add_" in backend.graphs[0].code) == enabled
+
+
+class Read(torch.autograd.Function):
+    """A read of rows whose author wrote its backward by hand, as many models do."""
+
+    @staticmethod
+    def forward(ctx, table, index, by_scatter):
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.by_scatter = table.shape, by_scatter
+        return table.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (index,) = ctx.saved_tensors
+        table = torch.zeros(ctx.shape, device=grad.device)
+        if ctx.by_scatter:
+            return table.scatter_add_(0, index.unsqueeze(1).expand(-1, ctx.shape[1]), grad), None, None
+        return table.index_add_(0, index, grad), None, None
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "by_scatter"),
+    [
+        ("cpu", "aot_eager", False),
+        pytest.param("neuron", "neuron", False, marks=requires_neuron),
+        pytest.param("neuron", "neuron", True, marks=requires_neuron),
+        pytest.param("neuron", "eager", True, marks=requires_neuron),
+    ],
+)
+def test_a_backward_written_by_hand_is_routed_in_one_graph(device, backend, by_scatter):
+    table = torch.ones(4, 2, device=device, requires_grad=True)
+    index = torch.tensor([0, 0, 1], device=device)
+    counter = CompileCounterWithBackend(backend)
+    with tns.routing(devices=(device,)):
+        compiled = torch.compile(lambda t, i: Read.apply(t * 1, i, by_scatter).sum(), backend=counter, fullgraph=True)
+        compiled(table, index).backward()
+    assert table.grad[:, 0].tolist() == [2, 1, 0, 0]
+    assert counter.frame_count == 1

@@ -115,6 +115,15 @@ def _pass_on(original, tensors, args, kwargs):
     return original(*args, **kwargs)
 
 
+def _is_routed_by_dynamo(device_type):
+    """Whether to look at a call while tracing.
+
+    Of device neuron, what traces or runs the graph next sees the call as well; and in the backward of an autograd.Function Dynamo
+    lets nobody ask for strides.
+    """
+    return device_type in ACTIVE.devices and not (device_type == "neuron" and torch.compiler.is_dynamo_compiling())
+
+
 def _is_seen_again(plan, tensors):
     """Whether what was not understood here comes to device neuron as a plain call of the operator, which decides and counts."""
     return plan in ("alpha", "arguments") and tensors[0].device.type == "neuron"
@@ -143,7 +152,7 @@ class _Patch:
             if torch.compiler.is_compiling():
                 # No lock, thread-local or counter in a graph.
                 tensors = _tensors(args, kwargs)
-                if tensors and tensors[0].device.type in ACTIVE.devices and not _traces_subclass(tensors):
+                if tensors and _is_routed_by_dynamo(tensors[0].device.type) and not _traces_subclass(tensors):
                     input, plan = _decide(signature, plan_call, in_place, args, kwargs)
                     if isinstance(plan, rows.Plan):
                         return _run(input, plan, in_place)

@@ -55,7 +55,8 @@ def _refusal(input, dim, index, src, alpha):
     """Why the operator does not serve a row scatter, or None; on the CPU it takes all that torch takes."""
     if input.device.type not in OPERATOR_DEVICES:
         return "device"
-    if any(tensor.layout != torch.strided for tensor in (input, index, src)):
+    # Dynamo traces strided tensors only, and in the backward of an autograd.Function lets nobody ask.
+    if not torch.compiler.is_dynamo_compiling() and any(t.layout != torch.strided for t in (input, index, src)):
         return "layout"
     if not isinstance(alpha, (int, float, complex, torch.SymInt, torch.SymFloat)):
         return "alpha"

@@ -4,6 +4,8 @@ A graph is functional: a kernel node's result is a new value. Where the kernel w
 becomes the result's if nothing reads the operand's old value afterwards; else the operand is copied first, as a compiler does.
 """
 
+import contextlib
+
 import torch
 from functorch.compile import make_boxed_func
 
@@ -95,9 +97,11 @@ class _Executor(torch.fx.Interpreter):
         super().__init__(gm)
         self._copied = copied
 
-    def run_node(self, n):
-        self._running = n
-        return super().run_node(n)
+    @contextlib.contextmanager
+    def _set_current_node(self, node):
+        # Not the base class's: it keeps the node in a global of the process, which a thread that compiles meanwhile works with.
+        self._running = node
+        yield
 
     def call_function(self, target, args, kwargs):
         if target is nki_kernel_wrapper:
