@@ -66,14 +66,7 @@ def _accumulate(plan_call, in_place):
         if not isinstance(plan, rows.Plan):
             with _handing_back(plan, input):
                 return torchs(input, dim, index, src, **options)
-        if in_place:
-            SCATTER_ADD_(plan.part(input), plan.dim, plan.index, plan.src, alpha=plan.alpha)
-            return input
-        if plan.sizes is None:
-            return SCATTER_ADD(input, plan.dim, plan.index, plan.src, alpha=plan.alpha)
-        result = input.clone(memory_format=torch.contiguous_format)
-        SCATTER_ADD_(plan.part(result), plan.dim, plan.index, plan.src, alpha=plan.alpha)
-        return result
+        return plan.run(input, in_place)
 
     return accumulate
 

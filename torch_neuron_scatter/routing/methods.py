@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .. import stats
-from ..ops.schema import SCATTER_ADD, SCATTER_ADD_
 from . import compiled, rows
 from .active import ACTIVE
 
@@ -96,18 +95,6 @@ def _decide_in_eager(signature, plan_call, in_place, args, kwargs):
     return input, plan
 
 
-def _run(input, plan, in_place):
-    operands = plan.dim, plan.index, plan.src
-    if in_place:
-        SCATTER_ADD_(plan.part(input), *operands, alpha=plan.alpha)
-        return input
-    if plan.sizes is None:
-        return SCATTER_ADD(input, *operands, alpha=plan.alpha)
-    result = input.clone(memory_format=torch.contiguous_format)
-    SCATTER_ADD_(plan.part(result), *operands, alpha=plan.alpha)
-    return result
-
-
 def _pass_on(original, tensors, args, kwargs):
     """The call as if routing were off: a __torch_function__ is handed torch's own callable, where C++ would look up ours."""
     if torch.overrides.has_torch_function(tensors):
@@ -155,7 +142,7 @@ class _Patch:
                 if tensors and _is_routed_by_dynamo(tensors[0].device.type) and not _traces_subclass(tensors):
                     input, plan = _decide(signature, plan_call, in_place, args, kwargs)
                     if isinstance(plan, rows.Plan):
-                        return _run(input, plan, in_place)
+                        return plan.run(input, in_place)
                 return original(*args, **kwargs)
             tensors = _tensors(args, kwargs)
             if getattr(_inside, "call", False):
@@ -171,7 +158,7 @@ class _Patch:
             elif tensors and tensors[0].device.type in ACTIVE.devices:
                 input, plan = _decide_in_eager(signature, plan_call, in_place, args, kwargs)
                 if isinstance(plan, rows.Plan):
-                    return _run(input, plan, in_place)
+                    return plan.run(input, in_place)
             _inside.call = True
             try:
                 counted = plan is not None and not _is_traced(tensors) and not _is_seen_again(plan, tensors)

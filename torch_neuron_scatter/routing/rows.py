@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .. import kernel_choice
 from ..ops.checks import dense_and_intersecting
+from ..ops.schema import SCATTER_ADD, SCATTER_ADD_
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -35,6 +36,18 @@ class Plan(typing.NamedTuple):
             if tensor.shape[axis] != size:
                 tensor = tensor.narrow(axis, 0, size)
         return tensor
+
+    def run(self, input, in_place):
+        """Accumulate into `input` and return it, or return a new tensor."""
+        operands = self.dim, self.index, self.src
+        if in_place:
+            SCATTER_ADD_(self.part(input), *operands, alpha=self.alpha)
+            return input
+        if self.sizes is None:
+            return SCATTER_ADD(input, *operands, alpha=self.alpha)
+        result = input.clone(memory_format=torch.contiguous_format)
+        SCATTER_ADD_(self.part(result), *operands, alpha=self.alpha)
+        return result
 
 
 def _operands_fit(input, dim, index, src):
