@@ -6,9 +6,12 @@
 // in time only.
 
 #include <ATen/ATen.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <Python.h>
 #include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
@@ -50,12 +53,9 @@ bool in_range(const at::Tensor& index, int64_t rows) {
 
 bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
-bool is_plain(c10::DispatchKeySet keys, c10::ArrayRef<c10::IValue> arguments) {
+bool is_plain(c10::DispatchKeySet keys, const at::Tensor& input, int64_t dim, const at::Tensor& index,
+              const at::Tensor& src) {
   if ((keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() != c10::DispatchKey::CPU) return false;
-  if (!arguments[LNC].isNone()) return false;
-  const at::Tensor& input = arguments[INPUT].toTensor();
-  const at::Tensor& index = arguments[INDEX].toTensor();
-  const at::Tensor& src = arguments[SRC].toTensor();
   for (const at::Tensor* tensor : {&input, &index, &src}) {
     if (!tensor->defined()) return false;
     if (!tensor->device().is_cpu() || tensor->layout() != at::kStrided) return false;
@@ -66,7 +66,6 @@ bool is_plain(c10::DispatchKeySet keys, c10::ArrayRef<c10::IValue> arguments) {
   if (c10::AutogradState::get_tls_state().get_grad_mode() && (input.requires_grad() || src.requires_grad()))
     return false;
   if (has_tangent(input) || has_tangent(src)) return false;
-  const int64_t dim = arguments[DIM].toInt();
   if (dim < -input.dim() || dim >= input.dim() || index.dim() != 1) return false;
   return in_range(index, input.size(dim));
 }
@@ -77,7 +76,8 @@ class PlainCall : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const auto arguments = torch::jit::last(*stack, COUNT);
-    if (is_plain(keys, arguments)) {
+    if (arguments[LNC].isNone() && is_plain(keys, arguments[INPUT].toTensor(), arguments[DIM].toInt(),
+                                            arguments[INDEX].toTensor(), arguments[SRC].toTensor())) {
       try {
         at::Tensor result = call(arguments);
         torch::jit::drop(*stack, COUNT);
@@ -124,7 +124,43 @@ PyObject* register_kernels(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// The plain call from Python without a step through torch.ops, whose reading of the arguments takes longer than that of
+// an index of a few thousand rows. Nothing that would see the operator may be at work: subclass, mode, tracer,
+// profiler.
+PyObject* try_plain_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  enum Place { INPUT, DIM, INDEX, SRC, PLACES };
+  if (count != PLACES || !PyLong_CheckExact(arguments[DIM])) Py_RETURN_FALSE;
+  for (const Place place : {INPUT, INDEX, SRC}) {
+    if (!THPVariable_CheckExact(arguments[place])) Py_RETURN_FALSE;
+  }
+  if (at::impl::torch_function_mode_enabled() || at::hasCallbacks()) Py_RETURN_FALSE;
+  int overflow = 0;
+  const int64_t dim = PyLong_AsLongLongAndOverflow(arguments[DIM], &overflow);
+  if (overflow != 0) Py_RETURN_FALSE;
+  const at::Tensor& input = THPVariable_Unpack(arguments[INPUT]);
+  const at::Tensor& index = THPVariable_Unpack(arguments[INDEX]);
+  const at::Tensor& src = THPVariable_Unpack(arguments[SRC]);
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const auto keys = ((input.key_set() | index.key_set() | src.key_set() | local.included_) - local.excluded_) -
+                    c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+  if (keys.highestPriorityTypeId() != c10::DispatchKey::AutogradCPU) Py_RETURN_FALSE;
+  bool done = false;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    if (is_plain(keys, input, dim, index, src)) {
+      input.index_add_(dim, index, src);
+      done = true;
+    }
+  } catch (const std::exception&) {
+    // As in PlainCall: nothing is written yet, and the operator has the words.
+  }
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(done);
+}
+
 PyMethodDef methods[] = {
+    {"try_plain_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(try_plain_call)), METH_FASTCALL,
+     "(input, dim, index, src): accumulate in place and return True, or do nothing and return False."},
     {"register_kernels", register_kernels, METH_NOARGS, "Put the C++ kernels before the Python ones; once a process."},
     {nullptr, nullptr, 0, nullptr}};
 

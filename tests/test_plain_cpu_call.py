@@ -11,6 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import bits_equal
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_neuron_scatter as tns
 from torch_neuron_scatter.ops import autograd, cpu, plain_cpu_call
@@ -45,6 +48,98 @@ def test_a_plain_call_runs_no_python_kernel(index_dtype):
     assert python_kernels_of(lambda: tns.scatter_add_(input, index, src)) == []
     assert python_kernels_of(lambda: tns.scatter_add(input, index, src)) == []
     assert input[:, 0].tolist() == [2.0, 0.0, 0.0, 1.0]
+
+
+class Seen:
+    """A mode of torch that notes what it sees pass."""
+
+    def __init__(self, mode):
+        self.names = []
+
+        class Noting(mode):
+            def __torch_dispatch__(_, func, types, args=(), kwargs=None):
+                self.names.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+            __torch_function__ = __torch_dispatch__
+
+        self.mode = Noting()
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+OPERANDS = torch.zeros(4, 3), torch.tensor([0, 0, 3]), torch.ones(3, 3)
+
+
+def call_operator():
+    input, index, src = OPERANDS
+    return tns.scatter_add_(input, index, src)
+
+
+def seen_by_mode(mode):
+    seen = Seen(mode)
+    with seen.mode:
+        call_operator()
+    return seen.names
+
+
+def seen_by_profiler():
+    with torch.profiler.profile() as profile:
+        call_operator()
+    return [event.key for event in profile.key_averages()]
+
+
+def seen_by_tracer():
+    traced = make_fx(lambda input: tns.scatter_add_(input, *OPERANDS[1:]))(OPERANDS[0])
+    return [str(node.target) for node in traced.graph.nodes]
+
+
+def seen_by_jit():
+    traced = torch.jit.trace(lambda input: tns.scatter_add_(input, *OPERANDS[1:]), OPERANDS[:1], check_trace=False)
+    return [node.kind() for node in traced.graph.nodes()]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda: seen_by_mode(TorchFunctionMode),
+        lambda: seen_by_mode(TorchDispatchMode),
+        seen_by_profiler,
+        seen_by_tracer,
+        seen_by_jit,
+    ],
+    ids=["function mode", "dispatch mode", "profiler", "make_fx", "jit.trace"],
+)
+def test_whoever_watches_operators_sees_the_call(names):
+    assert any("neuron" in name and "scatter_add_" in name for name in names())
+
+
+@requires_cpp
+def test_the_short_cut_takes_plain_calls_only():
+    input, index, src = OPERANDS
+    take = plain_cpu_call.try_plain_call
+    assert take(input.clone(), 0, index, src) and take(torch.nn.Parameter(input, requires_grad=False), -2, index, src)
+    before = input.clone()
+    for others in (
+        (input.as_subclass(Subclass), 0, index, src),
+        (input, 0, index, src.to(torch.bfloat16)),
+        (input, 2, index, src),
+        (input, 2**70, index, src),
+        (input, True, index, src),
+        (input, 0, index.tolist(), src),
+        (input, 0, index + 4, src),
+        (input, 0, index[:2], src),
+        (input.to("meta"), 0, index, src),
+        (input, 0, index, src.clone().requires_grad_()),
+    ):
+        assert not take(*others)
+    with torch.autocast("cpu"):
+        assert not take(input, 0, index, src)
+    with torch.inference_mode():
+        assert not take(input, 0, index, src)
+    assert bits_equal(input, before)
 
 
 def with_gradient():
@@ -94,7 +189,7 @@ def outcome(op, tensors, dim, **options):
         result = op(input, dim, index, src, **options)
     except (IndexError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}", input
-    assert (result is input) == (op is torch.ops.neuron.scatter_add_)
+    assert (result is input) == (op is not torch.ops.neuron.scatter_add)
     return result, input
 
 
@@ -129,11 +224,15 @@ def calls(draw):
     return permuted(input, order), index, permuted(src, draw(st.permutations(range(rank)))), dim
 
 
+def through_python(input, dim, index, src, **options):
+    return tns.scatter_add_(input, index, src, dim=dim, **options)
+
+
 @requires_cpp
 @settings(max_examples=1000, deadline=None)
 @given(
     calls(),
-    st.sampled_from([torch.ops.neuron.scatter_add_, torch.ops.neuron.scatter_add]),
+    st.sampled_from([torch.ops.neuron.scatter_add_, torch.ops.neuron.scatter_add, through_python]),
     st.sampled_from([1, -2, True]),
 )
 def test_cpp_and_python_kernels_agree(call, op, alpha):

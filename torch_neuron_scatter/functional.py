@@ -1,5 +1,8 @@
 """scatter_add_ and scatter_add: the functions users call, thin over the operators of namespace `neuron`."""
 
+import torch
+
+from .ops.plain_cpu_call import try_plain_call
 from .ops.schema import SCATTER_ADD, SCATTER_ADD_
 
 
@@ -26,7 +29,9 @@ def scatter_add_(input, index, src, *, dim=0, alpha=1, unique_indices=False, lnc
         Nothing has been written when an exception leaves this function.
     """
     if type(alpha) is int and alpha == 1 and not unique_indices and lnc is None:
-        # Parsing three keywords takes microseconds, and a call of a megabyte about 40 of them.
+        # torch.ops takes microseconds to read its arguments, keywords most of all, and a call of a megabyte about 40 of them.
+        if not torch.compiler.is_compiling() and try_plain_call(input, dim, index, src):
+            return input
         return SCATTER_ADD_(input, dim, index, src)
     return SCATTER_ADD_(input, dim, index, src, alpha=alpha, unique_indices=unique_indices, lnc=lnc)
 

@@ -15,20 +15,26 @@ def _built_for_this_torch(module):
     return module.TORCH_VERSION.split(".")[:2] == torch.__version__.split(".")[:2]
 
 
+def _never_plain(input, dim, index, src):
+    return False
+
+
 def register():
     """Register the C++ kernels where they are there and fit this torch.
 
     Returns:
-        bool: whether they are in use; without them every call takes the Python kernels.
+        (bool, callable): whether they are in use; without them every call takes the Python kernels. And
+        `try_plain_call(input, dim, index, src)`, which accumulates in place and returns True, or does nothing and returns
+        False: always where C++ is not in use.
     """
     try:
         module = importlib.import_module("._plain_cpu_call", __package__)
     except ImportError:
-        return False
+        return False, _never_plain
     if not _built_for_this_torch(module):
-        return False
+        return False, _never_plain
     module.register_kernels()
-    return True
+    return True, module.try_plain_call
 
 
-IN_USE = register()
+IN_USE, try_plain_call = register()
