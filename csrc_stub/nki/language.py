@@ -150,15 +150,19 @@ def fori_loop(lower, upper, body_fun, step=1):
     check(
         isinstance(step, int) and step >= 1, f"fori_loop: step is {step!r}; accepted is a compile-time positive integer"
     )
-    for value in range(_bound(lower), _bound(upper), step):
-        body_fun(VirtualRegister(value, frozen=True))
+    with launch.current().loop() as start_iteration:
+        for value in range(_bound(lower), _bound(upper), step):
+            start_iteration()
+            body_fun(VirtualRegister(value, frozen=True))
 
 
 def while_loop(init, body_fun):
     """Loops while the register that body_fun returns is not zero (page nki.language.while_loop)."""
     register = init
-    while scalar_value(register) != 0:
-        register = body_fun(register)
+    with launch.current().loop() as start_iteration:
+        while scalar_value(register) != 0:
+            start_iteration()
+            register = body_fun(register)
 
 
 def program_id(axis=0):

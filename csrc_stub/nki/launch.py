@@ -26,6 +26,21 @@ class _Current(threading.local):
 _current = _Current()
 
 
+class _Kept:
+    """A declaration's memory without its claim on on-chip capacity, which ends with the tensor."""
+
+    def __init__(self, storage):
+        self.flat, self.shape, self.dtype, self.buffer = storage.flat, storage.shape, storage.dtype, storage.buffer
+        self.place = storage.place
+
+
+class _Loop:
+    """A hardware loop that is running: what its body declared in the iteration before, in order."""
+
+    def __init__(self):
+        self.declared, self.position = [], 0
+
+
 class Launch:
     """One program of a launch; `instructions` counts what it executed, by name."""
 
@@ -35,6 +50,37 @@ class Launch:
         self.instructions = {}
         self.shared = shared
         self.shared_seen = 0
+        self.loops = []
+
+    @contextlib.contextmanager
+    def loop(self):
+        """A hardware loop; call the yielded function before each iteration."""
+        loop = _Loop()
+
+        def start_iteration():
+            loop.position = 0
+
+        self.loops.append(loop)
+        try:
+            yield start_iteration
+        finally:
+            self.loops.pop()
+
+    def reusable(self, shape, dtype, buffer):
+        """What the body of the running loop declared here in an earlier iteration: it is allocated once (NKI Dynamic Loops)."""
+        if not self.loops or self.loops[-1].position >= len(self.loops[-1].declared):
+            return None
+        storage = self.loops[-1].declared[self.loops[-1].position]
+        same = (storage.shape, storage.dtype, storage.buffer) == (shape, dtype, buffer)
+        return storage if same else None
+
+    def remember(self, storage):
+        if not self.loops:
+            return
+        loop = self.loops[-1]
+        kept = _Kept(storage)
+        loop.declared[loop.position : loop.position + 1] = [kept]
+        loop.position += 1
 
 
 def current():
@@ -68,6 +114,7 @@ def record(name):
 
 def run(function, arguments, grid):
     """Run a kernel's programs and hand back its results in the caller's own kind of tensor."""
+    from . import trace
     from .tensor import from_caller, to_caller
 
     wrapped, originals = {}, {}
@@ -83,6 +130,7 @@ def run(function, arguments, grid):
         _current.launch = Launch(program, programs, generator(), shared)
         try:
             results[program] = function(**wrapped)
+            trace.finish_program()
         finally:
             _current.launch = before
     return to_caller(results[0], originals)

@@ -37,11 +37,17 @@ def itemsize(dtype):
 
 
 class Storage:
-    """Memory of one allocation. `from_matmul` says, for PSUM, which elements a matmul wrote last."""
+    """Memory of one allocation. `from_matmul` says, for PSUM, which elements a matmul wrote last.
 
-    def __init__(self, flat, shape, dtype, buffer):
+    `place` is the identity of the memory: a tensor that the body of a hardware loop declares has the same in every iteration.
+    """
+
+    def __init__(self, flat, shape, dtype, buffer, reused=None):
         self.flat, self.shape, self.dtype, self.buffer = flat, tuple(shape), dtype, buffer
         self.from_matmul = torch.zeros(flat.numel(), dtype=torch.int8) if buffer == "psum" else None
+        self.place = object()
+        if reused is not None:
+            self.flat, self.place = reused.flat, reused.place
         self.launch = None
         if buffer in ON_CHIP:
             self.bytes = math.prod(shape[1:]) * itemsize(dtype)
@@ -80,12 +86,17 @@ def allocate(shape, dtype, buffer):
         position, state.shared_seen = state.shared_seen, state.shared_seen + 1
         if position < len(state.shared):
             return NkiTensor(shape, dtype, state.shared[position], buffer)
-    flat = torch.empty(math.prod(shape), dtype=TORCH[dtype])
-    if dtype in FLOATS:
-        flat.fill_(float("nan"))
+    reused = state.reusable(shape, dtype, buffer)
+    if reused is None:
+        flat = torch.empty(math.prod(shape), dtype=TORCH[dtype])
+        if dtype in FLOATS:
+            flat.fill_(float("nan"))
+        else:
+            flat.view(torch.uint8).fill_(FRESH_BYTE)
+        storage = Storage(flat, shape, dtype, buffer)
     else:
-        flat.view(torch.uint8).fill_(FRESH_BYTE)
-    storage = Storage(flat, shape, dtype, buffer)
+        storage = Storage(reused.flat, shape, dtype, buffer, reused)
+    state.remember(storage)
     if buffer == "shared_hbm":
         state.shared.append(storage)
     return NkiTensor(shape, dtype, storage, buffer)
@@ -123,12 +134,15 @@ def to_caller(result, originals):
 class NkiTensor:
     """A view of storage (page NkiTensor). Views share storage; nothing is copied before an instruction runs."""
 
-    def __init__(self, shape, dtype, storage, buffer="sbuf", name="", strides=None, offset=0, indirect=None):
+    def __init__(
+        self, shape, dtype, storage, buffer="sbuf", name="", strides=None, offset=0, indirect=None, dynamic=False
+    ):
         self.shape = tuple(shape)
         self.dtype, self.storage, self.buffer, self.name = dtype, storage, buffer, name
         self.strides = tuple(strides) if strides is not None else _contiguous(self.shape)
         self.offset = offset
         self._indirect = indirect
+        self.dynamic = dynamic
 
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: math.prod(self.shape))
@@ -152,7 +166,7 @@ class NkiTensor:
         """Elements of one partition, in this view's dtype."""
         return math.prod(self.storage.shape[1:]) * itemsize(self.storage.dtype) // itemsize(self.dtype)
 
-    def _derive(self, shape, strides, offset, dtype=None, indirect=None):
+    def _derive(self, shape, strides, offset, dtype=None, indirect=None, dynamic=False):
         view = NkiTensor(
             shape,
             dtype or self.dtype,
@@ -162,6 +176,7 @@ class NkiTensor:
             strides,
             offset,
             indirect or self._indirect,
+            dynamic or self.dynamic,
         )
         view._check_bounds()
         return view
@@ -260,7 +275,7 @@ class NkiTensor:
         unit = math.prod(base[indirect_dim + 1 :])
         if scalar_offset is not None:
             check(not self.is_on_chip or indirect_dim > 0, "ap: indirect_dim 0 of an on-chip tensor is its partitions")
-            return self._derive(shape, strides, offset + scalar_value(scalar_offset) * unit, dtype)
+            return self._derive(shape, strides, offset + scalar_value(scalar_offset) * unit, dtype, dynamic=True)
         check(not self.is_on_chip, f"ap: vector_offset on a tensor in {self.buffer}; accepted are tensors in HBM")
         check(indirect_dim == 0, f"ap: indirect_dim is {indirect_dim}; accepted with vector_offset is 0")
         check(
@@ -383,11 +398,14 @@ def scalar_value(scalar):
         f"scalar_offset has shape {scalar.shape}; accepted is (1, 1) in sbuf",
     )
     check(scalar.dtype in ("int32", "uint32"), f"scalar_offset has dtype {scalar.dtype}; accepted are int32 and uint32")
+    trace.settle(scalar)
     return int(scalar.elements().item())
 
 
 def _contiguous(shape):
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
+
+from . import trace  # noqa: E402  (trace reads views; a view's dynamic offset asks trace to run what it depends on)
 
 __all__ = ["DynamicSlice", "NkiTensor", "NkiValidationError", "VirtualRegister", "allocate", "scalar_value"]

@@ -11,11 +11,11 @@ import torch
 from .. import language as nl
 from ..errors import check
 from ..tensor import FLOATS, TORCH, NkiTensor
-from .enums import engine
+from .enums import engine, reduce_cmd
 from .operands import as_float32, begin, bits, flat, in_buffers, same_layout, write, write_bits
 
 ON_CHIP = ("sbuf", "psum")
-_engines = engine
+_engines, _commands = engine, reduce_cmd
 _equal = nl.equal
 
 
@@ -193,6 +193,105 @@ def tensor_scalar(
         write_bits(dst, values)
     else:
         write("tensor_scalar", dst, values)
+
+
+_REDUCTIONS = ("add", "multiply", "maximum", "minimum")
+
+
+def tensor_scalar_reduce(
+    dst,
+    data,
+    op0,
+    operand0,
+    reduce_op,
+    reduce_res=None,
+    reverse0=False,
+    reduce_cmd=reduce_cmd.reset_reduce,
+    reduce_init=None,
+    reduce_res_negate=False,
+    name=None,
+):
+    begin("tensor_scalar_reduce", dst=dst, data=data)
+    in_buffers("tensor_scalar_reduce", ON_CHIP, dst=dst, data=data)
+    same_layout("tensor_scalar_reduce", dst, data=data)
+    check(op0.kind == "arithmetic", f"tensor_scalar_reduce: op0 is {op0}; accepted are arithmetic operators")
+    check(
+        reduce_op.name in _REDUCTIONS,
+        f"tensor_scalar_reduce: reduce_op is {reduce_op}; accepted are {', '.join(_REDUCTIONS)}",
+    )
+    check(
+        not reverse0 and not reduce_res_negate, "tensor_scalar_reduce: reverse0 and reduce_res_negate are not supported"
+    )
+    check(
+        reduce_cmd is _commands.reset_reduce and reduce_init is None and reduce_res is not None,
+        "tensor_scalar_reduce: accumulators kept from one instruction to another are not simulated; accepted is reset_reduce "
+        "with a reduce_res",
+    )
+    values = _step(op0, as_float32(data), _operand("tensor_scalar_reduce", "operand0", operand0, data, op0), False)
+    write("tensor_scalar_reduce", dst, values)
+    # The page reduces dst: what a narrower dst rounded, or overflowed, is what is reduced.
+    _write_reduced("tensor_scalar_reduce", reduce_res, reduce_op.reduction(as_float32(dst)))
+
+
+def _write_reduced(name, reduce_res, values):
+    in_buffers(name, ON_CHIP, reduce_res=reduce_res)
+    check(
+        reduce_res.shape == (values.shape[0], 1) and reduce_res.dtype in FLOATS,
+        f"{name}: reduce_res has shape {reduce_res.shape} and dtype {reduce_res.dtype}; accepted is a float "
+        f"({values.shape[0]}, 1)",
+    )
+    write(name, reduce_res, values)
+
+
+# Functions of Scalar Engine that it computes exactly (table "Supported Activation Functions by NKI ISA"), valid on [-inf, inf].
+_ACTIVATIONS = ("copy", "relu", "square")
+
+
+def activation(
+    dst,
+    op,
+    data,
+    bias=None,
+    scale=1.0,
+    reduce_op=None,
+    reduce_res=None,
+    reduce_cmd=reduce_cmd.idle,
+    name=None,
+):
+    """Scalar Engine: dst = op(data * scale + bias), with an optional sum along the free dimensions."""
+    begin("activation", dst=dst, data=data)
+    in_buffers("activation", ON_CHIP, dst=dst, data=data)
+    same_layout("activation", dst, data=data)
+    check(op.name in _ACTIVATIONS, f"activation: op is {op}; simulated are {', '.join(_ACTIVATIONS)}")
+    values = as_float32(data) * _activation_operand("scale", scale, data)
+    if bias is not None:
+        values = values + _activation_operand("bias", bias, data)
+    # NaN is outside the range that the table calls valid, so its result is unspecified: zero hides it soonest.
+    values = torch.where(values.isnan(), torch.zeros(()), op.function(values, None))
+    write("activation", dst, values)
+    if reduce_res is None:
+        check(reduce_op is None and reduce_cmd is _commands.idle, "activation: a reduction without a reduce_res")
+        return
+    check(
+        reduce_op is nl.add and reduce_cmd is _commands.reset_reduce,
+        f"activation: reduce_op is {reduce_op} and reduce_cmd {reduce_cmd.name}; simulated are nl.add and reset_reduce",
+    )
+    _write_reduced("activation", reduce_res, values.sum(-1))
+
+
+def _activation_operand(argument, operand, data):
+    if isinstance(operand, (int, float)):
+        return operand
+    in_buffers("activation", ON_CHIP, **{argument: operand})
+    check(
+        operand.shape == (data.shape[0], 1),
+        f"activation: {argument} has shape {operand.shape}; accepted is {(data.shape[0], 1)}",
+    )
+    check(
+        argument == "bias" or operand.dtype == "float32",
+        f"activation: scale has dtype {operand.dtype}; accepted is float32",
+    )
+    return as_float32(operand)
 
 
 def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False, name=None):

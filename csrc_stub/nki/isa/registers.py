@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import launch
+from .. import launch, trace
 from ..errors import check
 from ..tensor import VirtualRegister, scalar_value
 from .enums import engine, nc_version
@@ -30,6 +30,7 @@ def register_load(dst, src):
     _writable("register_load", dst)
     begin("register_load", src=src)
     check(src.size == 1, f"register_load: src has {src.size} elements; accepted is one")
+    trace.settle(src)
     dst._value = int(src.elements().reshape(()).item())
 
 

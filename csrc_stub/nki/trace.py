@@ -1,0 +1,328 @@
+"""What an instruction touches, and two ways to use that: a record in program order, and execution out of order.
+
+NKI's programming model is sequential, and the compiler reorders what has no data dependency (NKI Language Guide). It sees an
+on-chip tile and a static HBM address. Whether it sees that two *dynamic* addresses meet (a `vector_offset`, a `scalar_offset`) is
+not documented, so `strict` takes it that it does not: such accesses are ordered only through on-chip tiles that both depend on.
+There instructions run in a seeded random order, DMAs late, and two accesses to the same HBM row that nothing orders raise.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import threading
+
+import numpy as np
+import torch
+
+from .errors import NkiValidationError
+from .tensor import NkiTensor, VirtualRegister, itemsize
+
+# Operands that an instruction writes; all others are read.
+WRITTEN = ("dst", "reduce_res")
+
+# Instructions waiting before `strict` runs some: enough for the DMAs of several 128-row tiles to be late.
+WINDOW = 96
+
+
+class HazardError(NkiValidationError):
+    """Two accesses to the same HBM row, one of them a write, in an order that nothing determines."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One operand's place in memory.
+
+    place: identity of the memory, the same in every iteration of a hardware loop. partitions: (first, end), on-chip only.
+    start, stop: bytes in a partition, in an HBM tensor, or, with rows, in each row of it. rows: int64 array of the HBM rows that
+    an indirect access touches, skipped ones left out. dynamic: an address that the compiler does not know.
+    """
+
+    place: object
+    write: bool
+    start: int
+    stop: int
+    partitions: tuple | None = None
+    rows: np.ndarray | None = None
+    row_bytes: int = 0
+    dynamic: bool = False
+    register: bool = False
+
+    def meets(self, other):
+        """Whether both touch a common byte; only exact for accesses in one HBM tensor of which one has rows."""
+        if self.place is not other.place:
+            return False
+        if self.partitions is not None and (
+            self.partitions[0] >= other.partitions[1] or other.partitions[0] >= self.partitions[1]
+        ):
+            return False
+        if (self.rows is None) == (other.rows is None):
+            if self.start >= other.stop or other.start >= self.stop:
+                return False
+            return self.rows is None or np.intersect1d(self.rows, other.rows).size > 0
+        indirect, direct = (self, other) if self.rows is not None else (other, self)
+        first = indirect.rows * indirect.row_bytes + indirect.start
+        return bool(np.any((first < direct.stop) & (first + indirect.stop - indirect.start > direct.start)))
+
+
+@dataclasses.dataclass
+class Instruction:
+    """One executed instruction: its name, its arguments by parameter name, and its accesses (rows known once it ran)."""
+
+    name: str
+    operands: dict
+    accesses: list = dataclasses.field(default_factory=list)
+    program: int = 0
+
+    def __repr__(self):
+        label = self.operands.get("name")
+        return f"{self.name}{f' {label!r}' if label else ''}"
+
+
+def is_dma(name):
+    return name.startswith("dma_")
+
+
+def _tiles(operands):
+    for name, value in operands.items():
+        for tile in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tile, (NkiTensor, VirtualRegister)):
+                yield name, tile
+
+
+def _static_access(view, write):
+    size = itemsize(view.dtype)
+    if not view.is_on_chip:
+        span = sum((count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True))
+        start = view.offset * size
+        return Access(view.storage.place, write, start, start + (span + 1) * size, dynamic=view.dynamic)
+    row = view._row_elements()
+    span = sum((count - 1) * stride for count, stride in list(zip(view.shape, view.strides, strict=True))[1:])
+    first, start = view.offset // row, view.offset % row * size
+    return Access(view.storage.place, write, start, start + (span + 1) * size, (first, first + view.shape[0]))
+
+
+def _indirect_access(view, write, rows):
+    _, unit, _ = view._indirect
+    size = itemsize(view.dtype)
+    span = sum((count - 1) * stride for count, stride in list(zip(view.shape, view.strides, strict=True))[1:])
+    start = view.offset * size
+    return Access(
+        view.storage.place, write, start, start + (span + 1) * size, rows=rows, row_bytes=unit * size, dynamic=True
+    )
+
+
+def known_accesses(operands):
+    """Accesses known before the instruction runs: on-chip tiles, registers and direct HBM addresses."""
+    accesses = []
+    for name, tile in _tiles(operands):
+        if isinstance(tile, VirtualRegister):
+            accesses.append(Access(tile, name in WRITTEN, 0, 1, register=True))
+        elif tile.is_indirect():
+            accesses.append(_static_access(tile._indirect[0], False))
+        else:
+            accesses.append(_static_access(tile, name in WRITTEN))
+    destination = operands.get("dst")
+    if isinstance(destination, NkiTensor) and destination.buffer == "psum" and "accumulate" in operands:
+        accesses.append(_static_access(destination, False))
+    return accesses
+
+
+def indirect_accesses(operands):
+    """Accesses whose rows are read from an index tile, as it is now."""
+    accesses = []
+    for name, tile in _tiles(operands):
+        if isinstance(tile, NkiTensor) and tile.is_indirect():
+            offsets, _, count = tile._indirect
+            rows = offsets.elements().reshape(-1).to(torch.int64)
+            rows = rows[(rows >= 0) & (rows < count)].numpy().copy()
+            accesses.append(_indirect_access(tile, name in WRITTEN, rows))
+    return accesses
+
+
+class _Mode(threading.local):
+    watcher = None
+
+
+_mode = _Mode()
+
+
+class Recording:
+    """Instructions in program order as they ran, with all their accesses."""
+
+    def __init__(self):
+        self.instructions = []
+
+    def add(self, instruction, run):
+        instruction.accesses = known_accesses(instruction.operands) + indirect_accesses(instruction.operands)
+        self.instructions.append(instruction)
+        run()
+
+    def settle(self, tile):
+        pass
+
+    def finish(self):
+        pass
+
+
+class OutOfOrder:
+    """Runs instructions in a random order that respects what the compiler sees, and looks for what it does not see."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+        self.done_before, self.count = [], 0
+        self.start_program()
+
+    def start_program(self):
+        self.base = self.count
+        self.pending, self.before, self.ancestors = {}, {}, {}
+        self.places, self.hbm = {}, getattr(self, "hbm", {})
+
+    def add(self, instruction, run):
+        number, self.count = self.count, self.count + 1
+        accesses = known_accesses(instruction.operands)
+        before = 0
+        for access in accesses:
+            earlier = self.places.setdefault(id(access.place), (access.place, []))[1]
+            for position in range(len(earlier) - 1, -1, -1):
+                other_number, other = earlier[position]
+                unseen = access.partitions is None and not access.register and (access.dynamic or other.dynamic)
+                if not unseen and (access.write or other.write) and access.meets(other):
+                    before |= self.ancestors[other_number] | (1 << (other_number - self.base))
+                    if access.write and _covers(access, other):
+                        del earlier[position]
+        for access in accesses:
+            self.places[id(access.place)][1].append((number, access))
+        self.ancestors[number] = before
+        self.pending[number] = (instruction, accesses, run)
+        if len(self.pending) >= WINDOW:
+            self._run_some(WINDOW // 2)
+
+    def _is_ready(self, number):
+        mask = self.ancestors[number]
+        return not any(mask >> (other - self.base) & 1 for other in self.pending if other < number)
+
+    def _run_some(self, count):
+        for _ in range(count):
+            ready = [number for number in self.pending if self._is_ready(number)]
+            # A DMA completes late: it is passed over most of the time while something else can run.
+            soon = [number for number in ready if not is_dma(self.pending[number][0].name)]
+            if soon and self.random.random() < 0.8:
+                ready = soon
+            self._run(ready[self.random.integers(len(ready))])
+
+    def _run(self, number):
+        instruction, accesses, run = self.pending.pop(number)
+        instruction.accesses = accesses + indirect_accesses(instruction.operands)
+        for access in instruction.accesses:
+            if access.partitions is None and not access.register:
+                self._look_for_hazard(number, instruction, access)
+        run()
+
+    def _look_for_hazard(self, number, instruction, access):
+        if access.write and access.rows is not None and np.unique(access.rows).size < access.rows.size:
+            values, counts = np.unique(access.rows, return_counts=True)
+            raise HazardError(
+                f"{instruction} writes row {values[counts > 1][0]} of an HBM tensor more than once, in an order that nothing "
+                "determines; accepted are rows that differ"
+            )
+        _, earlier = self.hbm.setdefault(id(access.place), (access.place, []))
+        for other_number, other_instruction, other in earlier:
+            if not (access.write or other.write) or other_instruction is instruction:
+                continue
+            if self._is_ordered(number, other_number) or not access.meets(other):
+                continue
+            raise HazardError(
+                f"{instruction} and {other_instruction} access the same row of an HBM tensor{_common_row(access, other)}, at "
+                "least one of them writes, and nothing orders them; accepted is an order through on-chip tiles"
+            )
+        earlier.append((number, instruction, access))
+
+    def _is_ordered(self, first, second):
+        if min(first, second) < self.base:
+            return False
+        first, second = min(first, second), max(first, second)
+        return bool(self.ancestors[second] >> (first - self.base) & 1)
+
+    def settle(self, tile):
+        """Run what a tile's value depends on, before Python reads it."""
+        access = _static_access(tile, False)
+        for number, other in list(self.places.get(id(access.place), (None, []))[1]):
+            if other.write and access.meets(other):
+                self._run_ancestors(number)
+
+    def _run_ancestors(self, number):
+        mask = self.ancestors[number] | (1 << (number - self.base))
+        while wanted := [other for other in self.pending if mask >> (other - self.base) & 1]:
+            ready = [other for other in wanted if self._is_ready(other)]
+            self._run(ready[self.random.integers(len(ready))])
+
+    def finish(self):
+        self._run_some(len(self.pending))
+        self.start_program()
+
+
+def _covers(access, other):
+    if access.partitions is not None and not (
+        access.partitions[0] <= other.partitions[0] and other.partitions[1] <= access.partitions[1]
+    ):
+        return False
+    # A strided write may leave gaps in its bounding interval, so only a dense one hides what was there.
+    return access.rows is None and access.start <= other.start and other.stop <= access.stop and not other.write
+
+
+def _common_row(access, other):
+    if access.rows is None or other.rows is None:
+        return ""
+    return f" (row {np.intersect1d(access.rows, other.rows)[0]})"
+
+
+def instruction(function):
+    """Make a function of nki.isa an instruction that recordings see and that `strict` may run later."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def issue(*args, **kwargs):
+        watcher = _mode.watcher
+        if watcher is None:
+            return function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        from . import launch
+
+        watcher.add(
+            Instruction(function.__name__, dict(bound.arguments), program=launch.current().program),
+            lambda: function(*args, **kwargs),
+        )
+
+    return issue
+
+
+def settle(tile):
+    """Python is about to read a tile's value (a dynamic offset, a register): what it depends on has to have run."""
+    if _mode.watcher is not None:
+        _mode.watcher.settle(tile)
+
+
+def finish_program():
+    if _mode.watcher is not None:
+        _mode.watcher.finish()
+
+
+@contextlib.contextmanager
+def _watched(watcher):
+    before, _mode.watcher = _mode.watcher, watcher
+    try:
+        yield watcher
+    finally:
+        _mode.watcher = before
+
+
+def record():
+    """Record this thread's launches inside: yields a Recording."""
+    return _watched(Recording())
+
+
+def strict(seed):
+    """Run this thread's launches inside out of order, as `seed` (int) decides, and raise HazardError where order is missing."""
+    return _watched(OutOfOrder(seed))
