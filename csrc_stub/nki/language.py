@@ -5,7 +5,7 @@ Operators are tokens for the `op` arguments of instructions; the high-level math
 
 import torch
 
-from . import launch
+from . import launch, trace
 from .errors import check
 from .tensor import PARTITIONS, DynamicSlice, NkiTensor, VirtualRegister, allocate, scalar_value  # noqa: F401
 
@@ -150,6 +150,8 @@ def fori_loop(lower, upper, body_fun, step=1):
     check(
         isinstance(step, int) and step >= 1, f"fori_loop: step is {step!r}; accepted is a compile-time positive integer"
     )
+    trace.branch(lower)
+    trace.branch(upper)
     with launch.current().loop() as start_iteration:
         for value in range(_bound(lower), _bound(upper), step):
             start_iteration()
@@ -161,6 +163,7 @@ def while_loop(init, body_fun):
     register = init
     with launch.current().loop() as start_iteration:
         while scalar_value(register) != 0:
+            trace.branch(register)
             start_iteration()
             register = body_fun(register)
 

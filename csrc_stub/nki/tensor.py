@@ -373,10 +373,14 @@ class DynamicSlice:
 
 
 class VirtualRegister:
-    """A register of the device. Its value is not known while a kernel is traced, so Python may not look at it."""
+    """A register of the device. Its value is not known while a kernel is traced, so Python may not look at it.
+
+    `after` says which instructions gave its value (`trace.settle`).
+    """
 
     def __init__(self, value=None, frozen=False):
         self._value, self._frozen = value, frozen
+        self.after = 0
 
     def _refuse(self, *_):
         raise TypeError("the value of a VirtualRegister is not known while the kernel is traced")

@@ -159,6 +159,9 @@ class Recording:
         run()
 
     def settle(self, tile):
+        return 0
+
+    def branch(self, after):
         pass
 
     def finish(self):
@@ -177,11 +180,12 @@ class OutOfOrder:
         self.base = self.count
         self.pending, self.before, self.ancestors = {}, {}, {}
         self.places, self.hbm = {}, getattr(self, "hbm", {})
+        self.control = 0
 
     def add(self, instruction, run):
         number, self.count = self.count, self.count + 1
         accesses = known_accesses(instruction.operands)
-        before = 0
+        before = self.control
         for access in accesses:
             earlier = self.places.setdefault(id(access.place), (access.place, []))[1]
             for position in range(len(earlier) - 1, -1, -1):
@@ -245,11 +249,17 @@ class OutOfOrder:
         return bool(self.ancestors[second] >> (first - self.base) & 1)
 
     def settle(self, tile):
-        """Run what a tile's value depends on, before Python reads it."""
-        access = _static_access(tile, False)
+        """Run what a tile's value depends on, before Python reads it; returns those instructions as a mask."""
+        access, after = _static_access(tile, False), 0
         for number, other in list(self.places.get(id(access.place), (None, []))[1]):
             if other.write and access.meets(other):
                 self._run_ancestors(number)
+                after |= self.ancestors[number] | (1 << (number - self.base))
+        return after
+
+    def branch(self, after):
+        """Every engine waits for the register that decides a loop, so what comes later is ordered after what gave its value."""
+        self.control |= after
 
     def _run_ancestors(self, number):
         mask = self.ancestors[number] | (1 << (number - self.base))
@@ -299,9 +309,18 @@ def instruction(function):
 
 
 def settle(tile):
-    """Python is about to read a tile's value (a dynamic offset, a register): what it depends on has to have run."""
-    if _mode.watcher is not None:
-        _mode.watcher.settle(tile)
+    """Python is about to read a tile's value (a dynamic offset, a register): what it depends on has to have run.
+
+    Returns:
+        int: those instructions, as `branch` takes them from a register.
+    """
+    return _mode.watcher.settle(tile) if _mode.watcher is not None else 0
+
+
+def branch(bound):
+    """Control flow depends on a register, or on nothing when `bound` is an int."""
+    if _mode.watcher is not None and isinstance(bound, VirtualRegister):
+        _mode.watcher.branch(bound.after)
 
 
 def finish_program():

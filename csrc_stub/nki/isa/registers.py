@@ -30,7 +30,7 @@ def register_load(dst, src):
     _writable("register_load", dst)
     begin("register_load", src=src)
     check(src.size == 1, f"register_load: src has {src.size} elements; accepted is one")
-    trace.settle(src)
+    dst.after = trace.settle(src)
     dst._value = int(src.elements().reshape(()).item())
 
 
