@@ -121,15 +121,18 @@ CALL = kernel_choice.Call(
 
 def test_the_choice_of_kernel_can_be_overridden_and_is_explained(monkeypatch):
     monkeypatch.delenv(kernel_choice.ENVIRONMENT_VARIABLE, raising=False)
-    assert kernel_choice.choose(CALL)[0].name == "tiled"
-    monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "tiled")
-    assert kernel_choice.choose(CALL)[0].name == "tiled"
+    assert kernel_choice.choose(CALL)[0].name == "stationary"
+    assert kernel_choice.choose(dataclasses.replace(CALL, rows=100_000))[0].name == "grouped"
+    assert kernel_choice.choose(dataclasses.replace(CALL, unique_indices=True))[0].name == "grouped"
+    for name in ("tiled", "grouped"):
+        monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, name)
+        assert kernel_choice.choose(CALL)[0].name == name
     monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "fastest")
     with pytest.raises(ValueError) as caught:
         kernel_choice.choose(CALL)
     assert_expected_inline(
         str(caught.value),
-        """TORCH_NEURON_SCATTER_KERNEL is 'fastest'; accepted are 'auto' and 'tiled', 'nkilib'""",
+        """TORCH_NEURON_SCATTER_KERNEL is 'fastest'; accepted are 'auto' and 'stationary', 'grouped', 'tiled', 'nkilib'""",
     )
     input = torch.zeros(4, 2, device="neuron")
     with pytest.raises(ValueError):
@@ -141,10 +144,10 @@ def test_nki_librarys_kernel_absent(monkeypatch):
     monkeypatch.setenv(kernel_choice.ENVIRONMENT_VARIABLE, "nkilib")
     kernel_choice._load_nkilib.cache_clear()
     kernel, why = kernel_choice.choose(CALL)
-    assert kernel.name == "tiled"
+    assert kernel.name == "stationary"
     assert_expected_inline(
         why,
-        """right for repeated indices, non-finite values and every row number; nkilib was passed over: nki-library's scatter_add with unique_indices is not installed (Neuron SDK 2.33 or newer has it)""",  # noqa: E501
+        """few rows: input stays on the chip, and every row of it is read and written once; nkilib was passed over: nki-library's scatter_add with unique_indices is not installed (Neuron SDK 2.33 or newer has it)""",  # noqa: E501
     )
 
 
@@ -177,10 +180,12 @@ def test_a_missing_or_placeholder_package_is_named_at_the_first_launch(monkeypat
 def test_a_launcher_that_returns_memory_of_its_own_is_copied_back(monkeypatch, view):
     """Whether a result that aliases an operand is that operand's memory is the launcher's to decide."""
 
-    def launch(caller, input, index, src, alpha, unique_indices):
-        return caller(input.clone(), index, src, alpha, unique_indices=unique_indices)
+    kernel, _ = kernel_choice.choose(CALL)
 
-    elsewhere = dataclasses.replace(kernel_choice.KERNELS[0], launch=launch)
+    def launch(caller, input, *others):
+        return kernel.launch(caller, input.clone(), *others)
+
+    elsewhere = dataclasses.replace(kernel, launch=launch)
     monkeypatch.setattr(kernel_choice, "KERNELS", (elsewhere,))
     input = view(torch.zeros(4, 2)).to("neuron")
     src = view(torch.ones(6, 2)).to("neuron")

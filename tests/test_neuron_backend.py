@@ -80,8 +80,8 @@ def test_graph_of_the_operator_on_a_graph_input(graphs):
         """\
 class <lambda>(torch.nn.Module):
     def forward(self, arg0_1: "f32[4, 2]", arg1_1: "i32[6]", arg2_1: "f32[6, 2]"):
-        scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(alpha=None, unique_indices=False)', operand_output_aliases = {0: 0}, args = (arg0_1, arg1_1, arg2_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  arg1_1 = arg2_1 = None
-        copy_: "f32[4, 2]" = torch.ops.aten.copy_.default(arg0_1, scatter_add_proxy);  arg0_1 = scatter_add_proxy = None
+        stationary_scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'stationary_scatter_add(alpha=None, unique_indices=False, tiles_per_group=8)', operand_output_aliases = {0: 0}, args = (arg0_1, arg1_1, arg2_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  arg1_1 = arg2_1 = None
+        copy_: "f32[4, 2]" = torch.ops.aten.copy_.default(arg0_1, stationary_scatter_add_proxy);  arg0_1 = stationary_scatter_add_proxy = None
         return (copy_,)
 """,  # noqa: E501
     )
@@ -175,9 +175,9 @@ class <lambda>(torch.nn.Module):
         full: "f32[1]" = torch.ops.aten.full.default([1], 2, dtype = torch.float32, device = device(type='neuron', index=0), pin_memory = False)
         clamp: "i64[6]" = torch.ops.aten.clamp.default(arg0_1, -1, 4);  arg0_1 = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
-        scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1, full), arg_names = ('input', 'index', 'src', 'alpha'), constant_args_key = n);  zeros = _to_copy = arg1_1 = full = None
+        stationary_scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'stationary_scatter_add(unique_indices=False, tiles_per_group=8)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1, full), arg_names = ('input', 'index', 'src', 'alpha'), constant_args_key = n);  zeros = _to_copy = arg1_1 = full = None
 
-        mul: "f32[4, 2]" = torch.ops.aten.mul.Tensor(scatter_add_proxy, 3);  scatter_add_proxy = None
+        mul: "f32[4, 2]" = torch.ops.aten.mul.Tensor(stationary_scatter_add_proxy, 3);  stationary_scatter_add_proxy = None
         return (mul,)
 """,  # noqa: E501
     )
@@ -203,8 +203,8 @@ class <lambda>(torch.nn.Module):
         select: "i64[6]" = torch.ops.aten.select.int(expand, 1, 0);  expand = None
         clamp: "i64[6]" = torch.ops.aten.clamp.default(select, -1, 4);  select = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
-        scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(alpha=None, unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = arg1_1 = None
-        return (scatter_add_proxy,)
+        stationary_scatter_add_proxy: "f32[4, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'stationary_scatter_add(alpha=None, unique_indices=False, tiles_per_group=8)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, arg1_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = arg1_1 = None
+        return (stationary_scatter_add_proxy,)
 """,  # noqa: E501
     )
     assert_only_kernel_nodes(graphs[0], 1)
@@ -229,8 +229,8 @@ class GraphModule(torch.nn.Module):
         zeros: "f32[5, 2]" = torch.ops.aten.zeros.default([5, 2], dtype = torch.float32, device = device(type='neuron', index=0), pin_memory = False)
         clamp: "i64[6]" = torch.ops.aten.clamp.default(view, -1, 5);  view = None
         _to_copy: "i32[6]" = torch.ops.aten._to_copy.default(clamp, dtype = torch.int32);  clamp = None
-        scatter_add_proxy: "f32[5, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'scatter_add(alpha=None, unique_indices=False)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, view_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = view_1 = None
-        return (None, scatter_add_proxy)
+        stationary_scatter_add_proxy: "f32[5, 2]" = torch.ops.higher_order.nki_kernel_wrapper(kernel_idx = n, grid = (2,), backend_config = 'stationary_scatter_add(alpha=None, unique_indices=False, tiles_per_group=8)', operand_output_aliases = {0: 0}, args = (zeros, _to_copy, view_1), arg_names = ('input', 'index', 'src'), constant_args_key = n);  zeros = _to_copy = view_1 = None
+        return (None, stationary_scatter_add_proxy)
 """,  # noqa: E501
     )
     assert_only_kernel_nodes(graphs[0], 0)

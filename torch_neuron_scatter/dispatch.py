@@ -70,6 +70,11 @@ def _raise_for_index(name, index, rows, error):
         raise refusal from error
 
 
+def _at_most(size):
+    """A size the choice of kernel may look at: one that a graph leaves open must not become a guard."""
+    return size if isinstance(size, int) else kernel_choice.MAX_ROWS
+
+
 def launch(input, index, src, alpha, unique_indices, lnc):
     """Launch the kernel on input [N, ...], contiguous, whose new value the result is.
 
@@ -79,8 +84,8 @@ def launch(input, index, src, alpha, unique_indices, lnc):
     columns = input.numel() // rows
     has_alpha = not (isinstance(alpha, (int, bool)) and alpha == 1)
     call = kernel_choice.Call(
-        rows=rows,
-        columns=columns,
+        rows=_at_most(rows),
+        columns=_at_most(columns),
         dtype=input.dtype,
         src_dtype=src.dtype,
         has_alpha=has_alpha,
@@ -97,7 +102,7 @@ def launch(input, index, src, alpha, unique_indices, lnc):
         _kernel_index(index if index.dim() == 1 else index.reshape(count), rows),
         (src if two_dimensional else src.reshape(count, columns)).contiguous(),
         alpha_tensor,
-        unique_indices,
+        call,
     )
     return result if two_dimensional else result.view(input.shape)
 

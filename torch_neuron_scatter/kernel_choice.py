@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 
+from .kernels import planner
+
 ENVIRONMENT_VARIABLE = "TORCH_NEURON_SCATTER_KERNEL"
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,7 +27,8 @@ MAX_ROWS = 2**31 - 1
 class Call:
     """What the choice depends on; no element of any tensor.
 
-    rows, columns: N and D of input. dtype, src_dtype: torch dtypes. has_alpha: whether alpha is other than 1.
+    rows, columns: N and D of input; where a graph leaves one open, the largest it can be. dtype, src_dtype: torch dtypes.
+    has_alpha: whether alpha is other than 1.
     """
 
     rows: int
@@ -41,8 +44,7 @@ class Call:
 class Kernel:
     """A kernel that could serve.
 
-    load: returns the nki kernel, called as launch(caller, input, index, src, alpha, unique_indices), which returns input's new
-        value.
+    load: returns the nki kernel, called as launch(caller, input, index, src, alpha, call), which returns input's new value.
     refusal: for a Call, None or the reason why this kernel must not serve it.
     reason: why it is used where it is.
     """
@@ -74,12 +76,35 @@ def fallback_reason(dtype, shape, dim):
     return None
 
 
-def _load_tiled():
-    return importlib.import_module("torch_neuron_scatter.kernels.scatter_add").scatter_add
+def _kernel(module, name):
+    return lambda: getattr(importlib.import_module(f"torch_neuron_scatter.kernels.{module}"), name)
 
 
-def _launch_tiled(caller, input, index, src, alpha, unique_indices):
-    return caller(input, index, src, alpha, unique_indices=unique_indices)
+def plan(call):
+    """The planner's choice of form and tile sizes for a Call."""
+    return planner.plan(call.rows, call.columns, call.dtype.itemsize, call.lnc, call.unique_indices)
+
+
+def _launch_planned(caller, input, index, src, alpha, call):
+    return caller(input, index, src, alpha, unique_indices=call.unique_indices, **plan(call).constants)
+
+
+def _launch_grouped(caller, input, index, src, alpha, call):
+    # Asked for where the planner would not have it, it still needs its own tile sizes.
+    constants = planner.plan(MAX_ROWS, call.columns, call.dtype.itemsize, call.lnc, call.unique_indices).constants
+    return caller(input, index, src, alpha, unique_indices=call.unique_indices, **constants)
+
+
+def _launch_tiled(caller, input, index, src, alpha, call):
+    return caller(input, index, src, alpha, unique_indices=call.unique_indices)
+
+
+def _stationary_refusal(call):
+    if plan(call).form != "stationary":
+        return (
+            f"it keeps all rows of input on the chip: up to {planner.STATIONARY_ROWS} rows, and indices that may repeat"
+        )
+    return None
 
 
 @functools.cache
@@ -93,8 +118,8 @@ def _load_nkilib():
     return kernel if "unique_indices" in inspect.signature(function).parameters else None
 
 
-def _launch_nkilib(caller, input, index, src, alpha, unique_indices):
-    return caller(input, 0, index, src, unique_indices=unique_indices)
+def _launch_nkilib(caller, input, index, src, alpha, call):
+    return caller(input, 0, index, src, unique_indices=call.unique_indices)
 
 
 def _nkilib_refusal(call):
@@ -109,11 +134,25 @@ def _nkilib_refusal(call):
 
 KERNELS = (
     Kernel(
+        name="stationary",
+        load=_kernel("stationary", "stationary_scatter_add"),
+        launch=_launch_planned,
+        refusal=_stationary_refusal,
+        reason="few rows: input stays on the chip, and every row of it is read and written once",
+    ),
+    Kernel(
+        name="grouped",
+        load=_kernel("grouped", "grouped_scatter_add"),
+        launch=_launch_grouped,
+        refusal=lambda call: None,
+        reason="several tiles of 128 rows side by side: the wait for the rows before is paid once a group",
+    ),
+    Kernel(
         name="tiled",
-        load=_load_tiled,
+        load=_kernel("scatter_add", "scatter_add"),
         launch=_launch_tiled,
         refusal=lambda call: None,
-        reason="right for repeated indices, non-finite values and every row number",
+        reason="asked for: one tile of 128 rows after another, and one rounding a row however many tiles it is in",
     ),
     Kernel(
         name="nkilib",
@@ -145,4 +184,4 @@ def choose(call):
         if refusal is None:
             return kernel, kernel.reason + refused
         refused += f"; {kernel.name} was passed over: {refusal}"
-    raise AssertionError("the first kernel of the table serves every call")
+    raise AssertionError("the grouped kernel serves every call")

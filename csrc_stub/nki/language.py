@@ -121,7 +121,12 @@ def ndarray(shape, dtype, buffer=sbuf, name="", address=None):
 
 def zeros(shape, dtype, buffer=sbuf, name=""):
     tensor = ndarray(shape, dtype, buffer, name)
-    tensor.elements().zero_()
+    if is_on_chip(buffer):
+        from . import isa
+
+        isa.memset(dst=tensor, value=0)
+    else:
+        tensor.elements().zero_()
     return tensor
 
 

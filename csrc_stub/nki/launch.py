@@ -26,7 +26,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-class _Kept:
+class Kept:
     """A declaration's memory without its claim on on-chip capacity, which ends with the tensor."""
 
     def __init__(self, storage):
@@ -78,7 +78,7 @@ class Launch:
         if not self.loops:
             return
         loop = self.loops[-1]
-        kept = _Kept(storage)
+        kept = Kept(storage)
         loop.declared[loop.position : loop.position + 1] = [kept]
         loop.position += 1
 
@@ -131,6 +131,9 @@ def run(function, arguments, grid):
         try:
             results[program] = function(**wrapped)
             trace.finish_program()
+        except BaseException:
+            trace.drop_program()
+            raise
         finally:
             _current.launch = before
     return to_caller(results[0], originals)

@@ -53,6 +53,8 @@ class Storage:
             self.bytes = math.prod(shape[1:]) * itemsize(dtype)
             limit = launch.SBUF_BYTES if buffer == "sbuf" else launch.PSUM_BYTES
             state = launch.current()
+            if state.in_use[buffer] + self.bytes > limit:
+                trace.settle_all()
             in_use = state.in_use[buffer] + self.bytes
             check(
                 in_use <= limit,

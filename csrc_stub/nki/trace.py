@@ -7,6 +7,7 @@ There instructions run in a seeded random order, DMAs late, and two accesses to 
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -15,6 +16,7 @@ import threading
 import numpy as np
 import torch
 
+from . import launch
 from .errors import NkiValidationError
 from .tensor import NkiTensor, VirtualRegister, itemsize
 
@@ -140,6 +142,20 @@ def indirect_accesses(operands):
     return accesses
 
 
+def _without_claim(value):
+    """An operand to look at later, which does not hold on-chip memory that the kernel has dropped."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_claim(item) for item in value)
+    if not isinstance(value, NkiTensor):
+        return value
+    kept = copy.copy(value)
+    if value.is_on_chip:
+        kept.storage = launch.Kept(value.storage)
+    if value.is_indirect():
+        kept._indirect = (_without_claim(value._indirect[0]), *value._indirect[1:])
+    return kept
+
+
 class _Mode(threading.local):
     watcher = None
 
@@ -157,11 +173,15 @@ class Recording:
         instruction.accesses = known_accesses(instruction.operands) + indirect_accesses(instruction.operands)
         self.instructions.append(instruction)
         run()
+        instruction.operands = {name: _without_claim(value) for name, value in instruction.operands.items()}
 
     def settle(self, tile):
         return 0
 
     def branch(self, after):
+        pass
+
+    def settle_all(self):
         pass
 
     def finish(self):
@@ -232,7 +252,7 @@ class OutOfOrder:
             )
         _, earlier = self.hbm.setdefault(id(access.place), (access.place, []))
         for other_number, other_instruction, other in earlier:
-            if not (access.write or other.write) or other_instruction is instruction:
+            if not (access.write or other.write) or other_number == number:
                 continue
             if self._is_ordered(number, other_number) or not access.meets(other):
                 continue
@@ -240,7 +260,7 @@ class OutOfOrder:
                 f"{instruction} and {other_instruction} access the same row of an HBM tensor{_common_row(access, other)}, at "
                 "least one of them writes, and nothing orders them; accepted is an order through on-chip tiles"
             )
-        earlier.append((number, instruction, access))
+        earlier.append((number, repr(instruction), access))
 
     def _is_ordered(self, first, second):
         if min(first, second) < self.base:
@@ -267,8 +287,11 @@ class OutOfOrder:
             ready = [other for other in wanted if self._is_ready(other)]
             self._run(ready[self.random.integers(len(ready))])
 
-    def finish(self):
+    def settle_all(self):
         self._run_some(len(self.pending))
+
+    def finish(self):
+        self.settle_all()
         self.start_program()
 
 
@@ -298,14 +321,23 @@ def instruction(function):
             return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        from . import launch
-
+        recorded = dict(bound.arguments)
+        values = {
+            name: VirtualRegister(value._value, value._frozen) if isinstance(value, VirtualRegister) else value
+            for name, value in recorded.items()
+        }
         watcher.add(
-            Instruction(function.__name__, dict(bound.arguments), program=launch.current().program),
-            lambda: function(*args, **kwargs),
+            Instruction(function.__name__, recorded, program=launch.current().program),
+            lambda: function(**values),
         )
 
     return issue
+
+
+def settle_all():
+    """On-chip memory is full: run what waits, since it holds tiles that the kernel has dropped."""
+    if _mode.watcher is not None:
+        _mode.watcher.settle_all()
 
 
 def settle(tile):
@@ -321,6 +353,12 @@ def branch(bound):
     """Control flow depends on a register, or on nothing when `bound` is an int."""
     if _mode.watcher is not None and isinstance(bound, VirtualRegister):
         _mode.watcher.branch(bound.after)
+
+
+def drop_program():
+    """A kernel raised: what it left waiting must not run in the next launch."""
+    if isinstance(_mode.watcher, OutOfOrder):
+        _mode.watcher.start_program()
 
 
 def finish_program():
