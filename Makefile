@@ -49,6 +49,7 @@ test: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/cpu_op.py
+	$(BIN)/python benchmarks/kernel_model.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -25,19 +25,19 @@ def float64(input, index, src, dim=0, alpha=1):
     return torch.index_add(input.cpu().double(), dim, index.cpu().long(), src.cpu().double(), alpha=alpha)
 
 
-GROUP_ROWS, TILE_ROWS = 1024, 128
+GROUP_ROWS, TILE_ROWS = 512, 128
 
 
-def kernel_stores(input, index, src):
+def kernel_stores(input, index, src, group_rows=GROUP_ROWS):
     """How often the NKI kernel may round a row of input to its dtype: once for each group of rows of src that names it.
 
-    Groups hold 1,024 rows, or 128 where something is not finite or input holds -0.0.
+    Groups hold 512 rows as the planner has them, or 128 where something is not finite or input holds -0.0.
     """
     special = bool((~src.isfinite()).any() or (~input.isfinite()).any() or ((input == 0) & input.signbit()).any())
-    return -(-index.numel() // (TILE_ROWS if special else GROUP_ROWS))
+    return -(-index.numel() // (TILE_ROWS if special else group_rows))
 
 
-def tolerance(input, index, src, dim=0, alpha=1, by_kernel=False):
+def tolerance(input, index, src, dim=0, alpha=1, by_kernel=False, group_rows=GROUP_ROWS):
     """Largest distance of a right result from `float64`, one number an element.
 
     With S = |input| + sum |alpha * src| over the n rows of an element, p roundings in sequence with unit roundoff u leave an error
@@ -49,7 +49,7 @@ def tolerance(input, index, src, dim=0, alpha=1, by_kernel=False):
     magnitude = float64(input.abs(), index, src.abs(), dim, abs(alpha))
     ones = torch.ones(src.shape, dtype=torch.float64)
     terms = torch.index_add(torch.zeros(input.shape, dtype=torch.float64), dim, index.cpu().long(), ones)
-    stores = terms.clamp(max=kernel_stores(input.cpu(), index, src.cpu())) if by_kernel else terms
+    stores = terms.clamp(max=kernel_stores(input.cpu(), index, src.cpu(), group_rows)) if by_kernel else terms
     unit = UNIT_ROUNDOFF[input.dtype]
     accumulator = min(unit, UNIT_ROUNDOFF[torch.float32])
     growth = torch.expm1((2 * terms + 1) * math.log1p(accumulator) + stores * math.log1p(unit))
@@ -57,13 +57,13 @@ def tolerance(input, index, src, dim=0, alpha=1, by_kernel=False):
     return growth * magnitude + (2 * terms + 1) * underflow
 
 
-def assert_right(result, input, index, src, dim=0, alpha=1):
+def assert_right(result, input, index, src, dim=0, alpha=1, groups_of=None):
     """Compare a result with the float64 answer; NaN and infinities must be where torch has them.
 
-    Rows no index names must come back bit for bit.
+    Rows no index names must come back bit for bit. `groups_of` is the rows of a group where a kernel was launched with its own.
     """
     kernel_dtype = input.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    by_kernel = result.device.type == "neuron" and dim == 0 and kernel_dtype
+    by_kernel = groups_of is not None or (result.device.type == "neuron" and dim == 0 and kernel_dtype)
     result = result.cpu()
     assert result.dtype == input.dtype and result.shape == input.shape
     touched = torch.zeros(input.shape[dim], dtype=torch.bool)
@@ -76,7 +76,7 @@ def assert_right(result, input, index, src, dim=0, alpha=1):
         return
     exact = float64(input, index, src, dim, alpha)
     largest = torch.finfo(input.dtype).max
-    limit = tolerance(input, index, src, dim, alpha, by_kernel)
+    limit = tolerance(input, index, src, dim, alpha, by_kernel, groups_of or GROUP_ROWS)
     finite = exact.isfinite()
     # Where the finite terms' magnitudes alone exceed the largest number, a partial sum may overflow although the total does
     # not, and meet an infinity of the other sign.

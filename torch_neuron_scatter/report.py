@@ -170,27 +170,30 @@ def _lnc_line():
 
 
 def _kernel_lines():
-    call = kernel_choice.Call(
-        rows=4096,
-        columns=1024,
+    many = kernel_choice.Call(
+        rows=32000,
+        columns=4096,
         dtype=torch.bfloat16,
         src_dtype=torch.bfloat16,
         has_alpha=False,
         unique_indices=False,
-        lnc=1,
+        lnc=2,
     )
     return (
-        ("  indices may repeat", _kernel_text(call)),
-        ("  unique_indices", _kernel_text(dataclasses.replace(call, unique_indices=True))),
+        ("  32,000 x 4,096", _kernel_text(many)),
+        ("  unique_indices", _kernel_text(dataclasses.replace(many, unique_indices=True))),
+        ("  256 x 4,096", _kernel_text(dataclasses.replace(many, rows=256))),
     )
 
 
 def _kernel_text(call):
+    """The kernel for a call and why; if it is the planner's choice, with the tile sizes it planned."""
     try:
         kernel, reason = kernel_choice.choose(call)
     except ValueError as error:
         return str(error)
-    return f"{kernel.name}: {reason}"
+    plan = kernel_choice.plan(call)
+    return f"{kernel.name}: {plan.reason if plan.form == kernel.name else reason}"
 
 
 def missing(packages, with_neuron):

@@ -22,6 +22,7 @@ class Schedule:
     total_us: from the first instruction to the last result; the launch itself is not in it.
     busy_us: resource -> us; "dma" is the mean of the 16 DMA engines, "dma_busiest" the busiest, "hwdge" the mean of
         its instances.
+    program_instructions: instructions that one core's program holds, those of a hardware loop's body once.
     bytes: kind -> bytes in HBM, kinds as dma_cost.KINDS; a scatter's read-modify-write counts read and write.
     longest_chain_us: the longest chain of dependencies with every resource free.
     sbuf_peak, psum_peak: most bytes a partition of tiles that are between their first and their last use at once.
@@ -45,6 +46,7 @@ class Schedule:
                     self.bytes[kind] += count
         self.dma_bytes = sum(self.bytes.values())
         self.instructions = sum(len(simulation.steps) for simulation in simulations)
+        self.program_instructions = sum(not step.repeats for step in slowest.steps)
         self.longest_chain_us = slowest.longest_chain_ns() / 1e3
         self.sbuf_peak, self.psum_peak = _peak_bytes(slowest, "sbuf"), _peak_bytes(slowest, "psum")
 

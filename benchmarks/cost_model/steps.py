@@ -53,12 +53,16 @@ class Access:
 
 @dataclasses.dataclass
 class Step:
-    """One executed instruction. operands: argument name -> Tile, list of Tiles, or what else the kernel gave."""
+    """One executed instruction. operands: argument name -> Tile, list of Tiles, or what else the kernel gave.
+
+    repeats: whether a hardware loop's earlier iteration executed it before, so that the program holds it once.
+    """
 
     name: str
     operands: dict
     accesses: list
     program: int
+    repeats: bool = False
 
     def __repr__(self):
         label = self.operands.get("name")
@@ -101,9 +105,8 @@ def step(instruction):
         name: [_tile(view, rows) for view in value] if isinstance(value, (list, tuple)) else _tile(value, rows)
         for name, value in instruction.operands.items()
     }
-    return Step(
-        instruction.name, operands, [_access(access, direct) for access in instruction.accesses], instruction.program
-    )
+    accesses = [_access(access, direct) for access in instruction.accesses]
+    return Step(instruction.name, operands, accesses, instruction.program, instruction.repeats)
 
 
 def _tile(value, rows):

@@ -38,7 +38,7 @@ class _Loop:
     """A hardware loop that is running: what its body declared in the iteration before, in order."""
 
     def __init__(self):
-        self.declared, self.position = [], 0
+        self.declared, self.position, self.iteration = [], 0, 0
 
 
 class Launch:
@@ -59,12 +59,17 @@ class Launch:
 
         def start_iteration():
             loop.position = 0
+            loop.iteration += 1
 
         self.loops.append(loop)
         try:
             yield start_iteration
         finally:
             self.loops.pop()
+
+    def repeats(self):
+        """Whether this is not the first iteration of a running loop: the program holds its instructions once."""
+        return any(loop.iteration > 1 for loop in self.loops)
 
     def reusable(self, shape, dtype, buffer):
         """What the body of the running loop declared here in an earlier iteration: it is allocated once (NKI Dynamic Loops)."""

@@ -37,7 +37,8 @@ class Access:
 
     place: identity of the memory, the same in every iteration of a hardware loop. partitions: (first, end), on-chip only.
     start, stop: bytes in a partition, in an HBM tensor, or, with rows, in each row of it. rows: int64 array of the HBM rows that
-    an indirect access touches, skipped ones left out. dynamic: an address that the compiler does not know.
+    an indirect access touches, skipped ones left out. runs: (sorted first bytes, length) of the contiguous runs of a direct
+    access that leaves gaps. dynamic: an address that the compiler does not know.
     """
 
     place: object
@@ -47,24 +48,34 @@ class Access:
     partitions: tuple | None = None
     rows: np.ndarray | None = None
     row_bytes: int = 0
+    runs: tuple | None = None
     dynamic: bool = False
     register: bool = False
 
     def meets(self, other):
-        """Whether both touch a common byte; only exact for accesses in one HBM tensor of which one has rows."""
+        """Whether both touch a common byte; strided tiles on the chip count with the gaps between their elements."""
         if self.place is not other.place:
             return False
         if self.partitions is not None and (
             self.partitions[0] >= other.partitions[1] or other.partitions[0] >= self.partitions[1]
         ):
             return False
-        if (self.rows is None) == (other.rows is None):
-            if self.start >= other.stop or other.start >= self.stop:
-                return False
-            return self.rows is None or np.intersect1d(self.rows, other.rows).size > 0
-        indirect, direct = (self, other) if self.rows is not None else (other, self)
-        first = indirect.rows * indirect.row_bytes + indirect.start
-        return bool(np.any((first < direct.stop) & (first + indirect.stop - indirect.start > direct.start)))
+        if self.partitions is not None or self.register:
+            return self.start < other.stop and other.start < self.stop
+        # Runs of one access do not overlap, so only the last of the others that starts before a run's end can meet it.
+        (starts, length), (others, other_length) = self._runs(), other._runs()
+        if starts.size == 0 or others.size == 0:
+            return False
+        before = np.searchsorted(others, starts + length) - 1
+        return bool(np.any((before >= 0) & (others[np.maximum(before, 0)] + other_length > starts)))
+
+    def _runs(self):
+        """(sorted first bytes, length) of the contiguous runs of an access to an HBM tensor."""
+        if self.rows is not None:
+            return np.sort(self.rows) * self.row_bytes + self.start, self.stop - self.start
+        if self.runs is not None:
+            return self.runs
+        return np.array([self.start]), self.stop - self.start
 
 
 @dataclasses.dataclass
@@ -75,6 +86,7 @@ class Instruction:
     operands: dict
     accesses: list = dataclasses.field(default_factory=list)
     program: int = 0
+    repeats: bool = False
 
     def __repr__(self):
         label = self.operands.get("name")
@@ -97,11 +109,27 @@ def _static_access(view, write):
     if not view.is_on_chip:
         span = sum((count - 1) * stride for count, stride in zip(view.shape, view.strides, strict=True))
         start = view.offset * size
-        return Access(view.storage.place, write, start, start + (span + 1) * size, dynamic=view.dynamic)
+        return Access(
+            view.storage.place, write, start, start + (span + 1) * size, runs=_runs_of(view), dynamic=view.dynamic
+        )
     row = view._row_elements()
     span = sum((count - 1) * stride for count, stride in list(zip(view.shape, view.strides, strict=True))[1:])
     first, start = view.offset // row, view.offset % row * size
     return Access(view.storage.place, write, start, start + (span + 1) * size, (first, first + view.shape[0]))
+
+
+def _runs_of(view):
+    """Runs of a direct HBM view, or None where it is one run or has no runs of one length that do not overlap."""
+    if view.size <= 1 or view.is_contiguous() or view.strides[-1] != 1 or min(view.strides) < 1:
+        return None
+    starts = np.zeros(1, dtype=np.int64)
+    for count, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):
+        starts = (starts[:, None] + np.arange(count) * stride).reshape(-1)
+    starts = np.sort(starts + view.offset)
+    if np.any(np.diff(starts) < view.shape[-1]):
+        return None
+    size = itemsize(view.dtype)
+    return starts * size, view.shape[-1] * size
 
 
 def _indirect_access(view, write, rows):
@@ -200,7 +228,7 @@ class OutOfOrder:
         self.base = self.count
         self.pending, self.before, self.ancestors = {}, {}, {}
         self.places, self.hbm = {}, getattr(self, "hbm", {})
-        self.control = 0
+        self.control = self.waiting = 0
 
     def add(self, instruction, run):
         number, self.count = self.count, self.count + 1
@@ -219,12 +247,12 @@ class OutOfOrder:
             self.places[id(access.place)][1].append((number, access))
         self.ancestors[number] = before
         self.pending[number] = (instruction, accesses, run)
+        self.waiting |= 1 << (number - self.base)
         if len(self.pending) >= WINDOW:
             self._run_some(WINDOW // 2)
 
     def _is_ready(self, number):
-        mask = self.ancestors[number]
-        return not any(mask >> (other - self.base) & 1 for other in self.pending if other < number)
+        return not self.ancestors[number] & self.waiting
 
     def _run_some(self, count):
         for _ in range(count):
@@ -237,6 +265,7 @@ class OutOfOrder:
 
     def _run(self, number):
         instruction, accesses, run = self.pending.pop(number)
+        self.waiting &= ~(1 << (number - self.base))
         instruction.accesses = accesses + indirect_accesses(instruction.operands)
         for access in instruction.accesses:
             if access.partitions is None and not access.register:
@@ -326,8 +355,11 @@ def instruction(function):
             name: VirtualRegister(value._value, value._frozen) if isinstance(value, VirtualRegister) else value
             for name, value in recorded.items()
         }
+        from . import launch
+
+        current = launch.current()
         watcher.add(
-            Instruction(function.__name__, recorded, program=launch.current().program),
+            Instruction(function.__name__, recorded, program=current.program, repeats=current.repeats()),
             lambda: function(**values),
         )
 

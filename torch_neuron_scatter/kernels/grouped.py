@@ -4,7 +4,7 @@ Dimensions:
     N: rows of input (the destination), below 2**31
     D: columns
     K: rows of src, length of index
-    T: tiles of a group; tile t, partition p is row p * T + t of the group, so that a partition reads T rows that are neighbours
+    T: tiles of a group; tile t, partition p is row p * T + t of it, so that a partition reads T rows that are neighbours
 
 Pseudo-code:
     refuse an index outside [0, N) before anything is written
@@ -62,14 +62,19 @@ def grouped_scatter_add(
     Launch: grid (1,) or (2,); with two cores each takes half of D, so D must be even.
     """
     work = _Work(input, index, src, alpha, unique_indices, tiles_per_group, piece_columns, piece_sets)
-    count, group = index.shape[0], tiles_per_group * PARTITIONS
-    full = count // group * group
+    count, group = index.shape[0], work.tiles * PARTITIONS
+    full, rest = count // group * group, count % group
+    # Each group prepares the next one's index; the last full group is apart from the loop, since what follows it differs.
+    _prepare_index(work, 0, 0, group if full else rest).finish()
+    work.wait_for_check()
+    if full > group:
+        nl.fori_loop(0, full - group, lambda row: _group(work, row, group, group), step=group)
     if full:
-        nl.fori_loop(0, full, lambda row: _group(work, row, group), step=group)
-    if count % group:
-        _group(work, full, count % group)
+        _group(work, full - group, group, rest)
+    if rest:
+        _group(work, full, rest, 0)
     if not unique_indices:
-        _redo_special_groups(work, full, count % group)
+        _redo_special_groups(work, full, rest)
     return input
 
 
@@ -90,10 +95,23 @@ class _Work(nl.NKIObject):
             self.alpha = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.dma_copy(dst=self.alpha, src=alpha.ap(pattern=[[0, PARTITIONS], [1, 1]]))
 
-        checked = tiles.refuse_index_out_of_range(input, index, self.first_column)
-        self.sets = [_Rows(self, width, checked) for _ in range(min(piece_sets, len(self.pieces)))]
+        self.sets = [_Rows(self, width) for _ in range(min(piece_sets, len(self.pieces)))]
+        self.target = nl.ndarray((PARTITIONS, self.tiles), dtype=nl.int32, buffer=nl.sbuf)
         if not unique_indices:
             self._allocate_for_sums()
+        self.read_by_check = tiles.refuse_index_out_of_range(input, index, self.first_column)
+
+    def wait_for_check(self):
+        """Order every later store after the index check: what that read goes, masked to 0, into what stores are made from."""
+        integer = tiles.FLOAT_BITS[self.input.dtype][0]
+        zero = nl.ndarray((PARTITIONS, 1), dtype=integer, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=zero, data=self.read_by_check.view(integer), op0=nl.bitwise_and, operand0=0)
+        if self.unique_indices:
+            self.checked = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=self.checked, src=zero, engine=nisa.engine.vector)
+            return
+        first = self.identity[:, 0:1].view(integer)
+        nisa.tensor_tensor(dst=first, data1=first, data2=zero, op=nl.bitwise_or, engine=nisa.engine.vector)
 
     def _allocate_for_sums(self):
         self.detector = special.Detector(self.input.dtype, self.tiles)
@@ -108,7 +126,8 @@ class _Work(nl.NKIObject):
         nisa.tensor_copy(dst=self.bit_masks, src=exponents.view(nl.float32), engine=nisa.engine.vector)
 
         self.equal = nl.ndarray((PARTITIONS, self.tiles, self.tiles, PARTITIONS), dtype=self.sum_dtype, buffer=nl.sbuf)
-        nisa.memset(dst=self.equal, value=0.0)
+        self.bits = nl.ndarray((self.index_bits, self.tiles, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
+        self.leaders = nl.ndarray((PARTITIONS, self.tiles), dtype=nl.int32, buffer=nl.sbuf)
         self.counts = special.filled((PARTITIONS, self.tiles, 2), nl.float32, 0.0)
         self.any_special = special.filled((PARTITIONS, 1), nl.int32, 0)
         self.not_special = [
@@ -128,7 +147,7 @@ class _Work(nl.NKIObject):
 class _Rows(nl.NKIObject):
     """The tiles of one piece: src, what input held, what it gets; [128, T, width] each."""
 
-    def __init__(self, work, width, checked):
+    def __init__(self, work, width):
         shape = (PARTITIONS, work.tiles, width)
         self.src = nl.ndarray(shape, dtype=work.src.dtype, buffer=nl.sbuf)
         self.old = nl.ndarray(shape, dtype=work.input.dtype, buffer=nl.sbuf)
@@ -136,15 +155,15 @@ class _Rows(nl.NKIObject):
         self.scaled = None
         if work.alpha is not None and not work.unique_indices:
             self.scaled = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        # A follower's row is not gathered: whatever lies there must be finite.
-        for tile in range(work.tiles):
-            nisa.memset(dst=self.old[:, tile, :], value=0.0)
-        # The first gathers wait for the index check, whose result goes where they land.
-        integer = tiles.FLOAT_BITS[work.input.dtype][0]
-        zero = nl.ndarray((PARTITIONS, 1), dtype=work.input.dtype, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=zero.view(integer), data=checked.view(integer), op0=nl.bitwise_and, operand0=0)
-        nisa.tensor_copy(dst=self.old[:, :, 0], src=zero.broadcast(1, work.tiles), engine=nisa.engine.vector)
-        nisa.memset(dst=self.new[:, :, 0], value=0.0)
+        if work.unique_indices:
+            return
+        # A follower's row is not gathered: whatever lies there must be finite. As bfloat16, which is copied four at a time.
+        bits = self.old.view(nl.bfloat16)
+        nisa.memset(dst=bits[:, 0:1, :], value=0.0)
+        if work.tiles > 1:
+            nisa.tensor_copy(
+                dst=bits[:, 1:, :], src=bits[:, 0:1, :].broadcast(1, work.tiles - 1), engine=nisa.engine.vector
+            )
 
     def wait_for_stores(self):
         """What lands in `old` from here on comes after all stores from `new`."""
@@ -152,92 +171,118 @@ class _Rows(nl.NKIObject):
         nisa.tensor_copy(dst=self.old[:, :, 0], src=self.new[:, :, 0], engine=nisa.engine.gpsimd)
 
 
-def _group(work, row, count):
-    """One group of `count` rows of src from `row` on, a Python int or the register of a hardware loop."""
+def _group(work, row, count, next_count):
+    """One group of `count` rows of src from `row` on, a Python int or a loop's register, and the index of the group after it."""
     used = -(-count // PARTITIONS)
-    target = _load_targets(work, row, count, used)
-    leaders = target
-    if not work.unique_indices:
-        work.next_bank = 0
-        _compare(work, row, count, used)
-        leaders = _leaders(work, target, used)
+    target = work.target[:, 0:used] if work.unique_indices else work.leaders[:, 0:used]
+    work.next_bank = 0
+    ahead = len(work.sets)
+    for number in range(ahead):
+        _gather(work, row, count, used, target, number)
+    upcoming = None
     for number, (start, width) in enumerate(work.pieces):
-        rows = work.sets[number % len(work.sets)]
-        column = work.first_column + start
-        rows.wait_for_stores()
-        for tile in range(used):
-            at_target = tiles.gathered(work.input, leaders[:, tile : tile + 1], column, PARTITIONS, width)
-            nisa.dma_copy(dst=rows.old[:, tile, 0:width], src=at_target, oob_mode=nisa.oob_mode.skip)
-        _load_src(work, rows, row, count, used, column, width)
-        store_index = leaders
+        rows = work.sets[number % ahead]
+        last = number == len(work.pieces) - 1
+        if last and next_count and not work.unique_indices:
+            upcoming = _prepare_index(work, row, count, next_count)
         if work.unique_indices:
             _add(work, rows, used, width)
+            store_index = special.no_row_under(target, work.checked)
         else:
             _sum(work, rows, used, width)
-            store_index = _unless_special(work, number, row, leaders)
+            if upcoming is not None:
+                upcoming.compare()
+            store_index = _unless_special(work, number, row, target)
         for tile in range(used):
             nisa.dma_copy(
-                dst=tiles.gathered(work.input, store_index[:, tile : tile + 1], column, PARTITIONS, width),
+                dst=tiles.gathered(
+                    work.input, store_index[:, tile : tile + 1], work.first_column + start, PARTITIONS, width
+                ),
                 src=rows.new[:, tile, 0:width],
                 oob_mode=nisa.oob_mode.skip,
             )
+        if number + ahead < len(work.pieces):
+            _gather(work, row, count, used, target, number + ahead)
+    if upcoming is not None:
+        upcoming.find_leaders()
+    elif next_count:
+        _prepare_index(work, row, count, next_count)
 
 
-def _is_full(count, used):
-    return count == used * PARTITIONS
+def _gather(work, row, count, used, target, number):
+    """Load one piece of the group: src, and the rows of input that it goes to."""
+    start, width = work.pieces[number]
+    rows, column = work.sets[number % len(work.sets)], work.first_column + start
+    rows.wait_for_stores()
+    for tile in range(used):
+        at_target = tiles.gathered(work.input, target[:, tile : tile + 1], column, PARTITIONS, width)
+        nisa.dma_copy(dst=rows.old[:, tile, 0:width], src=at_target, oob_mode=nisa.oob_mode.skip)
+    _load_src(work, rows, row, count, used, column, width)
 
 
-def _load_targets(work, row, count, used):
-    """[128, T] int32: the index of every row of the group; NO_ROW beyond its end."""
-    target = nl.ndarray((PARTITIONS, used), dtype=nl.int32, buffer=nl.sbuf)
-    if _is_full(count, used):
-        nisa.dma_copy(dst=target, src=tiles.at_row(work.index, row, [[used, PARTITIONS], [1, used]], 1))
-        return target
-    nisa.memset(dst=target, value=tiles.NO_ROW)
-    for tile, rows in _partial_tiles(count):
-        nisa.dma_copy(
-            dst=target[0:rows, tile : tile + 1],
-            src=tiles.at_row(work.index, row, [[1, rows], [1, 1]], 1, tile * PARTITIONS),
-        )
-    return target
-
-
-def _partial_tiles(count):
-    """(tile, rows) of a group that does not fill its tiles: tile t holds the rows from 128 * t on."""
-    return [
-        (tile, min(PARTITIONS, count - tile * PARTITIONS)) for tile in range((count + PARTITIONS - 1) // PARTITIONS)
-    ]
+def _valid_rows(count, used):
+    """(tile, partitions that hold a row) of a group of `count` rows: partition p, tile t is row p * used + t."""
+    return [(tile, (count - tile + used - 1) // used) for tile in range(used)]
 
 
 def _load_src(work, rows, row, count, used, column, width):
     stride = work.src.shape[1]
-    if _is_full(count, used):
-        for tile in range(used):
-            pattern = [[used * stride, PARTITIONS], [1, width]]
-            nisa.dma_copy(
-                dst=rows.src[:, tile, 0:width],
-                src=tiles.at_row(work.src, row, pattern, stride, tile * stride + column),
-            )
-        return
-    for tile, valid in _partial_tiles(count):
+    for tile, valid in _valid_rows(count, used):
         if valid < PARTITIONS:
             nisa.memset(dst=rows.src[:, tile, 0:width], value=0.0)
+        pattern = [[used * stride, valid], [1, width]]
         nisa.dma_copy(
             dst=rows.src[0:valid, tile, 0:width],
-            src=tiles.at_row(work.src, row, [[stride, valid], [1, width]], stride, tile * PARTITIONS * stride + column),
+            src=tiles.at_row(work.src, row, pattern, stride, tile * stride + column),
         )
 
 
-def _compare(work, row, count, used):
-    """Fill `work.equal` and, with the number of equal rows in tiles t <= u, `work.counts`.
+class _Index(nl.NKIObject):
+    """The index of one group on its way to `work.equal` and `work.leaders`, in steps that go between other work."""
 
-    With bits as +-0.5 two indices that differ in d of B bits have the product sum B / 4 - d / 2, and 2 * sum + 1 - B / 2 = 1 - d.
-    """
+    def __init__(self, work, used):
+        self.work, self.used = work, used
+
+    def finish(self):
+        if not self.work.unique_indices:
+            self.compare()
+            self.find_leaders()
+
+    def compare(self):
+        _compare(self.work, self.used)
+
+    def find_leaders(self):
+        _find_leaders(self.work, self.used)
+
+
+def _prepare_index(work, row, offset, count):
+    """Load the index of the `count` rows from `row` + `offset` on, and split it into bits; what nothing earlier still reads."""
+    used = -(-count // PARTITIONS)
+    target = work.target[:, 0:used]
+    if count < used * PARTITIONS:
+        nisa.memset(dst=target, value=tiles.NO_ROW)
+    whole = count // used
+    nisa.dma_copy(dst=target[0:whole, :], src=tiles.at_row(work.index, row, [[used, whole], [1, used]], 1, offset))
+    if count % used:
+        nisa.dma_copy(
+            dst=target[whole : whole + 1, 0 : count % used],
+            src=tiles.at_row(work.index, row, [[used, 1], [1, count % used]], 1, offset + whole * used),
+        )
+    if not work.unique_indices:
+        _split_into_bits(work, row, offset, count, used)
+    return _Index(work, used)
+
+
+def _split_into_bits(work, row, offset, count, used):
+    """work.bits[b, t, p] = +0.5 where bit b of the index of tile t, partition p is set, else -0.5."""
     shape = (work.index_bits, used * PARTITIONS)
     index_row = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    if not _is_full(count, used):
+    if count < shape[1]:
         nisa.memset(dst=index_row, value=tiles.NO_ROW)
-    nisa.dma_copy(dst=index_row[:, 0:count], src=tiles.at_row(work.index, row, [[0, work.index_bits], [1, count]], 1))
+    nisa.dma_copy(
+        dst=index_row[:, 0:count],
+        src=tiles.at_row(work.index, row, [[0, work.index_bits], [1, count]], 1, offset),
+    )
     masked = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_tensor(
         dst=masked,
@@ -246,20 +291,30 @@ def _compare(work, row, count, used):
         op=nl.bitwise_and,
         engine=nisa.engine.vector,
     )
-    by_tile = masked.reshape((work.index_bits, used, PARTITIONS))
-    if _is_full(count, used):
-        by_tile = masked.reshape((work.index_bits, PARTITIONS, used)).permute((0, 2, 1))
-    bits = nl.ndarray((work.index_bits, used, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=bits, data=by_tile, op0=nl.not_equal, operand0=0.0, op1=nl.subtract, operand1=0.5, engine=nisa.engine.vector
+        dst=work.bits[:, 0:used, :],
+        data=masked.reshape((work.index_bits, PARTITIONS, used)).permute((0, 2, 1)),
+        op0=nl.not_equal,
+        operand0=0.0,
+        op1=nl.subtract,
+        operand1=0.5,
+        engine=nisa.engine.vector,
     )
+
+
+def _compare(work, used):
+    """Fill `work.equal` and, with the number of equal rows in tiles t <= u, `work.counts`.
+
+    With bits as +-0.5 two indices that differ in d of B bits have the product sum B / 4 - d / 2, and 2 * sum + 1 - B / 2 = 1 - d.
+    """
     span = CHUNK // PARTITIONS
     for later in range(used):
         for number, first in enumerate(range(0, later + 1, span)):
             end = min(first + span, later + 1)
-            width = (end - first) * PARTITIONS
-            products = work.bank()[:, 0:width]
-            nisa.nc_matmul(dst=products, stationary=bits[:, later, :], moving=bits[:, first:end, :], accumulate=False)
+            products = work.bank()[:, 0 : (end - first) * PARTITIONS]
+            nisa.nc_matmul(
+                dst=products, stationary=work.bits[:, later, :], moving=work.bits[:, first:end, :], accumulate=False
+            )
             nisa.activation(
                 dst=work.equal[:, later, first:end, :],
                 op=nl.relu,
@@ -272,8 +327,8 @@ def _compare(work, row, count, used):
             )
 
 
-def _leaders(work, target, used):
-    """[128, T] int32: the index where it occurs first in the group, NO_ROW elsewhere."""
+def _find_leaders(work, used):
+    """work.leaders, [128, T] int32: the index where it occurs first in the group, NO_ROW elsewhere."""
     shape = (PARTITIONS, used)
     # The blocks of a tile with itself lie on a diagonal of work.equal.
     own = work.equal.ap(
@@ -316,7 +371,7 @@ def _leaders(work, target, used):
         operand1=-1.0,
         engine=nisa.engine.vector,
     )
-    return special.no_row_under(target, follower)
+    special.no_row_under(work.target[:, 0:used], follower, work.leaders[:, 0:used])
 
 
 def _add(work, rows, used, width):
@@ -401,7 +456,8 @@ def _redo_special_groups(work, full, rest):
 
 
 def _redo(work, row, count):
-    for number, count_here in _partial_tiles(count):
+    for number in range(-(-count // PARTITIONS)):
+        count_here = min(PARTITIONS, count - number * PARTITIONS)
         tile = special.Tile(work.index, row, count_here, number * PARTITIONS, work.sum_dtype)
         for piece, (start, width) in enumerate(work.pieces):
             not_special = work.not_special[piece][0:count_here, :]

@@ -7,7 +7,7 @@ The sizes were chosen with the cost model in benchmarks/ (modelled, not measured
 import dataclasses
 
 # Rows of input up to which it is kept on the chip: each 128 of them cost a matmul for every tile of src.
-STATIONARY_ROWS = 256
+STATIONARY_ROWS = 512
 
 # From 4 KiB a partition on a DMA reaches the bandwidth ("Guideline to Avoid Under-Utilizing DMA Bandwidth").
 PIECE_BYTES = 4096
@@ -43,9 +43,10 @@ def plan(rows, columns, itemsize, lnc, unique_indices):
         )
     row_bytes = columns // lnc * itemsize
     piece = min(row_bytes, PIECE_BYTES)
-    tiles = 8 if unique_indices or row_bytes <= PIECE_BYTES // 2 else 4
-    # Two pieces in turn: one works while the other waits for its stores.
-    sets = 2 if row_bytes > PIECE_BYTES and not unique_indices else 1
+    # Without sums a group has no matmuls that grow with the square of its tiles.
+    tiles = 8 if unique_indices else 4
+    # Two pieces in turn, where there are two: one works while the other waits for its stores.
+    sets = 1 if unique_indices else 2
     return Plan(
         "grouped",
         {"tiles_per_group": tiles, "piece_columns": piece // itemsize, "piece_sets": sets},

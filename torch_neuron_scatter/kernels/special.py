@@ -105,13 +105,14 @@ def matrix_where(compare, dtype):
     return result
 
 
-def no_row_under(target, mask):
-    """target [p, n] int32 with NO_ROW where mask, [p, n] or [p, 1] int32, is -1 and not 0."""
+def no_row_under(target, mask, result=None):
+    """target [p, n] int32 with NO_ROW where mask, [p, n] or [p, 1] int32, is -1 and not 0; in `result` or a new tile."""
     no_row = nl.ndarray(mask.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=no_row, data=mask, op0=nl.bitwise_and, operand0=tiles.NO_ROW)
     if mask.shape != target.shape:
         no_row = no_row.broadcast(1, target.shape[1])
-    result = nl.ndarray(target.shape, dtype=nl.int32, buffer=nl.sbuf)
+    if result is None:
+        result = nl.ndarray(target.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=result, data1=target, data2=no_row, op=nl.bitwise_or, engine=nisa.engine.vector)
     return result
 
