@@ -16,7 +16,7 @@ from test_random_cases import SPECIAL, pick_index
 pytestmark = requires_neuron
 
 SHARDS = 10
-CASES_A_SHARD = int(os.environ.get("KERNEL_CASES", "400")) // SHARDS
+CASES_A_SHARD = int(os.environ.get("KERNEL_CASES", "200")) // SHARDS
 
 
 def run_case(seed, orders=1):

@@ -78,7 +78,9 @@ def test_a_count_that_changes_at_every_call_recompiles_once(function):
 
 
 @BOTH
-def test_dynamic_compiles_once(function):
+def test_dynamic_compiles_once(function, monkeypatch):
+    # A graph that leaves N open has the kernel for many rows; eagerly few rows have another, which adds in another order.
+    monkeypatch.setenv("TORCH_NEURON_SCATTER_KERNEL", "grouped")
     with tns.routing():
         for result, arguments in many_counts(compiled(function, dynamic=True)):
             assert torch.equal(result.cpu(), function(*arguments).cpu())
@@ -231,7 +233,8 @@ def test_compiled_code_follows_routing_forward_and_backward():
             torch_neuronx.clear_op_tracking()
             got = gradients(function, table, index)
             assert all_equal(got, expected)
-            assert ("scatter_add" in torch_neuronx.get_executed_ops()) == enabled
+            kernels = [name for name in torch_neuronx.get_executed_ops() if name.endswith("_scatter_add")]
+            assert bool(kernels) == enabled
     assert_compiled(graphs=2)
 
 

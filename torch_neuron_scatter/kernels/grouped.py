@@ -95,7 +95,9 @@ class _Work(nl.NKIObject):
             self.alpha = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.dma_copy(dst=self.alpha, src=alpha.ap(pattern=[[0, PARTITIONS], [1, 1]]))
 
-        self.sets = [_Rows(self, width) for _ in range(min(piece_sets, len(self.pieces)))]
+        # With alpha a piece also has its float32 rows on the chip, and two such pieces do not fit.
+        sets = min(piece_sets, len(self.pieces)) if alpha is None else 1
+        self.sets = [_Rows(self, width) for _ in range(sets)]
         self.target = nl.ndarray((PARTITIONS, self.tiles), dtype=nl.int32, buffer=nl.sbuf)
         if not unique_indices:
             self._allocate_for_sums()
@@ -466,4 +468,6 @@ def _redo(work, row, count):
             leaders = special.no_row_under(tile.leaders, not_special)
             column = work.first_column + start
             values = work.sets[piece % len(work.sets)].old[0:count_here, 0, 0:width]
-            special.redo_tile(tile, work.input, column, leaders, work.src, column, width, work.alpha, values)
+            special.redo_tile(
+                tile, work.input, column, leaders, work.src, column, width, work.alpha, values, work.banks[0:2]
+            )

@@ -148,11 +148,11 @@ class Tile(nl.NKIObject):
             nisa.tensor_copy(dst=self.equal_moving, src=self.equal)
 
 
-def redo_tile(tile, destination, destination_column, leaders, src, src_column, width, alpha, values):
+def redo_tile(tile, destination, destination_column, leaders, src, src_column, width, alpha, values, banks):
     """Add a tile's rows of src to the rows `leaders` of destination, exactly in what `Detector` looks for.
 
     `values`, [rows, width], holds what was there and then what comes: the next gather into it waits for this store, so no two
-    accesses to a row of destination depend on the order of DMAs.
+    accesses to a row of destination depend on the order of DMAs. `banks`: two PSUM tiles, see `tiles.combine`.
     """
     rows, stride = tile.rows, src.shape[1]
     src_tile = nl.ndarray((rows, width), dtype=src.dtype, buffer=nl.sbuf)
@@ -166,6 +166,6 @@ def redo_tile(tile, destination, destination_column, leaders, src, src_column, w
     nisa.dma_copy(dst=values, src=at_target, oob_mode=nisa.oob_mode.skip)
     for start in range(0, width, CHUNK):
         piece = slice(start, min(start + CHUNK, width))
-        total = tiles.combine(tile.equal_moving, tile.equal, src_tile[:, piece], rows, piece.stop - piece.start)
+        total = tiles.combine(tile.equal_moving, tile.equal, src_tile[:, piece], rows, piece.stop - piece.start, banks)
         nisa.tensor_tensor(dst=values[:, piece], data1=values[:, piece], data2=total, op=nl.add)
     nisa.dma_copy(dst=at_target, src=values, oob_mode=nisa.oob_mode.skip)

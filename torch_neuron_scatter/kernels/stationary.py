@@ -220,7 +220,9 @@ def _redo(work, old, column, width):
 
     def add_tile(row, rows):
         tile = special.Tile(work.index, row, rows, 0, work.sum_dtype)
-        special.redo_tile(tile, copy, 0, tile.leaders, work.src, column, width, work.alpha, values[0:rows, :])
+        special.redo_tile(
+            tile, copy, 0, tile.leaders, work.src, column, width, work.alpha, values[0:rows, :], work.banks[0:2]
+        )
 
     tiles.for_each_tile(work.count, PARTITIONS, add_tile)
     stride = work.input.shape[1]

@@ -152,12 +152,14 @@ def leaders_of(index_column, equal, rows):
     return leaders
 
 
-def combine(equal, equal32, src, rows, columns):
+def combine(equal, equal32, src, rows, columns, banks=None):
     """[rows, columns] float32: for every row the float32 total of all rows of src with the same index.
 
     Finite elements are summed by the Tensor Engine with the others set to zero. What zeroing loses is counted by a second
     matmul: how many +inf or NaN, how many -inf or NaN, and how many elements are not -0.0. From the counts come +inf, -inf,
     NaN (as +inf - inf) and the one sum whose sign a matmul cannot give: -0.0, when every element is -0.0.
+
+    `banks` are two [128, 512] float32 PSUM tiles to use where a caller has none to spare; columns is 512 at most.
     """
     shape = (rows, columns)
     integer, plus_inf, minus_inf, negative_zero = FLOAT_BITS[src.dtype]
@@ -172,8 +174,8 @@ def combine(equal, equal32, src, rows, columns):
     finite = nl.ndarray(shape, dtype=src.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=finite.view(integer), data1=bits, data2=keep, op=nl.bitwise_and)
 
-    total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=total, stationary=equal, moving=finite, is_stationary_onezero=True)
+    total, counts = (bank[0:rows, 0:columns] for bank in banks or [_psum_bank(), _psum_bank()])
+    nisa.nc_matmul(dst=total, stationary=equal, moving=finite, is_stationary_onezero=True, accumulate=False)
 
     plus = _non_finite_but(bits, minus_inf, non_finite, shape, integer)
     minus = _non_finite_but(bits, plus_inf, non_finite, shape, integer)
@@ -195,8 +197,7 @@ def combine(equal, equal32, src, rows, columns):
         op1=nl.add,
         operand1=signed,
     )
-    counts = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=counts, stationary=equal32, moving=code, is_stationary_onezero=True)
+    nisa.nc_matmul(dst=counts, stationary=equal32, moving=code, is_stationary_onezero=True, accumulate=False)
     count_bits = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=count_bits, src=counts)
 
@@ -216,6 +217,10 @@ def combine(equal, equal32, src, rows, columns):
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=result.view(nl.int32), data1=with_both.view(nl.int32), data2=sign, op=nl.bitwise_or)
     return result
+
+
+def _psum_bank():
+    return nl.ndarray((nl.tile_size.pmax, nl.tile_size.psum_bank_fmax), dtype=nl.float32, buffer=nl.psum)
 
 
 def _bitvec(bits, op, immediate, shape, integer):
