@@ -221,12 +221,12 @@ class OutOfOrder:
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
-        self.done_before, self.count = [], 0
+        self.count = 0
         self.start_program()
 
     def start_program(self):
         self.base = self.count
-        self.pending, self.before, self.ancestors = {}, {}, {}
+        self.pending, self.ancestors = {}, {}
         self.places, self.hbm = {}, getattr(self, "hbm", {})
         self.control = self.waiting = 0
 
@@ -329,7 +329,7 @@ def _covers(access, other):
         access.partitions[0] <= other.partitions[0] and other.partitions[1] <= access.partitions[1]
     ):
         return False
-    # A strided write may leave gaps in its bounding interval, so only a dense one hides what was there.
+    # Whoever must come after a read that lies inside this write's interval must come after the write, which comes after the read.
     return access.rows is None and access.start <= other.start and other.stop <= access.stop and not other.write
 
 
@@ -355,8 +355,6 @@ def instruction(function):
             name: VirtualRegister(value._value, value._frozen) if isinstance(value, VirtualRegister) else value
             for name, value in recorded.items()
         }
-        from . import launch
-
         current = launch.current()
         watcher.add(
             Instruction(function.__name__, recorded, program=current.program, repeats=current.repeats()),

@@ -32,9 +32,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from . import special, tiles
-
-PARTITIONS = 128
-CHUNK = 512
+from .special import CHUNK, PARTITIONS
 
 # Of the 8 PSUM banks one holds the flags; the others take turns.
 SUM_BANKS = 7
@@ -65,7 +63,10 @@ def grouped_scatter_add(
     count, group = index.shape[0], work.tiles * PARTITIONS
     full, rest = count // group * group, count % group
     # Each group prepares the next one's index; the last full group is apart from the loop, since what follows it differs.
-    _prepare_index(work, 0, 0, group if full else rest).finish()
+    first = _prepare_index(work, 0, 0, group if full else rest)
+    if not unique_indices:
+        _compare(work, first)
+        _find_leaders(work, first)
     work.wait_for_check()
     if full > group:
         nl.fori_loop(0, full - group, lambda row: _group(work, row, group, group), step=group)
@@ -90,10 +91,7 @@ class _Work(nl.NKIObject):
         self.tiles = min(tiles_per_group, -(-index.shape[0] // PARTITIONS))
         self.sum_dtype = src.dtype if alpha is None else nl.float32
 
-        self.alpha = None
-        if alpha is not None:
-            self.alpha = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.dma_copy(dst=self.alpha, src=alpha.ap(pattern=[[0, PARTITIONS], [1, 1]]))
+        self.alpha = tiles.load_alpha(alpha)
 
         # With alpha a piece also has its float32 rows on the chip, and two such pieces do not fit.
         sets = min(piece_sets, len(self.pieces)) if alpha is None else 1
@@ -105,14 +103,12 @@ class _Work(nl.NKIObject):
 
     def wait_for_check(self):
         """Order every later store after the index check: what that read goes, masked to 0, into what stores are made from."""
-        integer = tiles.FLOAT_BITS[self.input.dtype][0]
-        zero = nl.ndarray((PARTITIONS, 1), dtype=integer, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=zero, data=self.read_by_check.view(integer), op0=nl.bitwise_and, operand0=0)
+        zero = tiles.zero_after(self.read_by_check, self.input.dtype)
         if self.unique_indices:
             self.checked = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=self.checked, src=zero, engine=nisa.engine.vector)
             return
-        first = self.identity[:, 0:1].view(integer)
+        first = self.identity[:, 0:1].view(zero.dtype)
         nisa.tensor_tensor(dst=first, data1=first, data2=zero, op=nl.bitwise_or, engine=nisa.engine.vector)
 
     def _allocate_for_sums(self):
@@ -193,7 +189,7 @@ def _group(work, row, count, next_count):
         else:
             _sum(work, rows, used, width)
             if upcoming is not None:
-                upcoming.compare()
+                _compare(work, upcoming)
             store_index = _unless_special(work, number, row, target)
         for tile in range(used):
             nisa.dma_copy(
@@ -206,7 +202,7 @@ def _group(work, row, count, next_count):
         if number + ahead < len(work.pieces):
             _gather(work, row, count, used, target, number + ahead)
     if upcoming is not None:
-        upcoming.find_leaders()
+        _find_leaders(work, upcoming)
     elif next_count:
         _prepare_index(work, row, count, next_count)
 
@@ -239,26 +235,12 @@ def _load_src(work, rows, row, count, used, column, width):
         )
 
 
-class _Index(nl.NKIObject):
-    """The index of one group on its way to `work.equal` and `work.leaders`, in steps that go between other work."""
-
-    def __init__(self, work, used):
-        self.work, self.used = work, used
-
-    def finish(self):
-        if not self.work.unique_indices:
-            self.compare()
-            self.find_leaders()
-
-    def compare(self):
-        _compare(self.work, self.used)
-
-    def find_leaders(self):
-        _find_leaders(self.work, self.used)
-
-
 def _prepare_index(work, row, offset, count):
-    """Load the index of the `count` rows from `row` + `offset` on, and split it into bits; what nothing earlier still reads."""
+    """Load the index of the `count` rows from `row` + `offset` on, and split it into bits; what nothing earlier still reads.
+
+    Returns:
+        int: the tiles it takes; `_compare` and `_find_leaders` do the rest.
+    """
     used = -(-count // PARTITIONS)
     target = work.target[:, 0:used]
     if count < used * PARTITIONS:
@@ -272,7 +254,7 @@ def _prepare_index(work, row, offset, count):
         )
     if not work.unique_indices:
         _split_into_bits(work, row, offset, count, used)
-    return _Index(work, used)
+    return used
 
 
 def _split_into_bits(work, row, offset, count, used):

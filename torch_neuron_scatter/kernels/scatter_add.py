@@ -51,10 +51,7 @@ def scatter_add(input, index, src, alpha=None, unique_indices=False):
 
     tiles.refuse_index_out_of_range(input, index, first_column)
 
-    alpha_column = None
-    if alpha is not None:
-        alpha_column = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=alpha_column, src=alpha.ap(pattern=[[0, nl.tile_size.pmax], [1, 1]]))
+    alpha_column = tiles.load_alpha(alpha)
 
     if input.dtype == nl.float32 or unique_indices or count <= nl.tile_size.pmax:
 

@@ -72,10 +72,7 @@ class _Work(nl.NKIObject):
         self.pieces = [(start, min(width, columns - start)) for start in range(0, columns, width)]
         self.sum_dtype = src.dtype if alpha is None else nl.float32
 
-        self.alpha = None
-        if alpha is not None:
-            self.alpha = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.dma_copy(dst=self.alpha, src=alpha.ap(pattern=[[0, PARTITIONS], [1, 1]]))
+        self.alpha = tiles.load_alpha(alpha)
         self.checked = tiles.refuse_index_out_of_range(input, index, self.first_column)
 
         self.detector = special.Detector(input.dtype, len(self.blocks))
@@ -85,11 +82,8 @@ class _Work(nl.NKIObject):
         self.row_numbers = nl.ndarray((PARTITIONS, len(self.blocks) * PARTITIONS), dtype=nl.float16, buffer=nl.sbuf)
         nisa.iota(self.row_numbers, [[1, len(self.blocks) * PARTITIONS]], 0, 0)
         # What the stores wait for: -1 & 0 of the index check's result, or'ed into their row numbers.
-        integer = tiles.FLOAT_BITS[input.dtype][0]
-        zero = nl.ndarray((PARTITIONS, 1), dtype=integer, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=zero, data=self.checked.view(integer), op0=nl.bitwise_and, operand0=0)
         self.zero = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=self.zero, src=zero, engine=nisa.engine.vector)
+        nisa.tensor_copy(dst=self.zero, src=tiles.zero_after(self.checked, input.dtype), engine=nisa.engine.vector)
 
 
 def _piece(work, start, width):

@@ -40,6 +40,15 @@ def gathered(tensor, rows_wanted, column, rows, width):
     )
 
 
+def load_alpha(alpha):
+    """[128, 1] float32: alpha, [1] in HBM, in every partition; None for None."""
+    if alpha is None:
+        return None
+    column = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=column, src=alpha.ap(pattern=[[0, nl.tile_size.pmax], [1, 1]]))
+    return column
+
+
 def load_index(index, row, rows, offset=0):
     index_column = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=index_column, src=at_row(index, row, [[1, rows], [1, 1]], 1, offset))
@@ -87,6 +96,14 @@ def refuse_index_out_of_range(input, index, column=0):
 
     for_each_tile(index.shape[0], pmax * CHECK_COLUMNS, check)
     return touched
+
+
+def zero_after(checked, dtype):
+    """[128, 1] zero in the integers of dtype's width, which is there when `refuse_index_out_of_range` has read `checked`."""
+    integer = FLOAT_BITS[dtype][0]
+    zero = nl.ndarray((nl.tile_size.pmax, 1), dtype=integer, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=zero, data=checked.view(integer), op0=nl.bitwise_and, operand0=0)
+    return zero
 
 
 def _check_block(input, index, row, partitions, columns, column, touched):
